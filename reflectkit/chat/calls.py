@@ -1,8 +1,9 @@
-"""One call to a chat model: openai's client, with a deadline, a size limit and redaction. Importing it imports openai.
+"""One call to a chat model: openai's client, with a deadline, a size limit and redaction. Importing
+it imports openai.
 
-openai retries what may pass, respecting `Retry-After`. An error in the body of a 200 counts as its own status. A body
-that is not a chat completion becomes an answer that says so and has the tokens of its bill. Keys are removed from all
-text that comes back.
+openai retries what may pass, respecting `Retry-After`. An error in the body of a 200 counts as its
+own status. A body that is not a chat completion becomes an answer that says so and has the tokens
+of its bill. Keys are removed from all text that comes back.
 """
 
 from __future__ import annotations
@@ -35,7 +36,15 @@ from reflectkit.chat.config import (
 )
 from reflectkit.chat.journal import MALFORMED, Answer
 from reflectkit.errors import ConfigError
-from reflectkit.keys import PLAIN, check_address, encoding_fault, header_text, masked, read_body, redacted
+from reflectkit.keys import (
+    PLAIN,
+    check_address,
+    encoding_fault,
+    header_text,
+    masked,
+    read_body,
+    redacted,
+)
 from reflectkit.text import count_tokens
 from reflectkit.types import Message
 
@@ -55,10 +64,12 @@ NETWORK = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE"
 
 
 class LimitedClient(openai.DefaultAsyncHttpxClient):
-    """HTTP client that reads each response in `timeout_s` seconds and `LONGEST_BODY` bytes before openai sees it.
+    """HTTP client that reads each response in `timeout_s` seconds and `LONGEST_BODY` bytes before
+    openai sees it.
 
-    on_error_bill: called with the request's body and the (prompt, completion) tokens of each error that reports usage.
-    Responses hold the body's JSON object, {} if it is none, as extension "value", and why it cannot be used as "fault".
+    on_error_bill: called with the request's body and the (prompt, completion) tokens of each error
+    that reports usage. Responses hold the body's JSON object, {} if it is none, as extension
+    "value", and why it cannot be used as "fault".
     """
 
     def __init__(self, timeout_s: float, on_error_bill: Callable[[bytes, int, int], None]) -> None:
@@ -66,7 +77,9 @@ class LimitedClient(openai.DefaultAsyncHttpxClient):
         self.timeout_s, self.on_error_bill = timeout_s, on_error_bill
 
     @override
-    async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
+    async def send(
+        self, request: httpx2.Request, *, stream: bool = False, **options: Any
+    ) -> httpx2.Response:
         """The whole response. Raises TimeoutError and NoAccessError, which openai does not retry."""
         async with asyncio.timeout(self.timeout_s):
             received = await super().send(request, stream=True, **options)
@@ -95,16 +108,25 @@ class LimitedClient(openai.DefaultAsyncHttpxClient):
             read, written = billed(value, "prompt_tokens"), billed(value, "completion_tokens")
             if read or written:  # few servers charge for errors
                 self.on_error_bill(request.content, read or 0, written or 0)
-        headers = {name: text for name, text in received.headers.items() if name in ("retry-after", "retry-after-ms")}
+        headers = {
+            name: text
+            for name, text in received.headers.items()
+            if name in ("retry-after", "retry-after-ms")
+        }
         return httpx2.Response(
-            status, headers=headers, content=body, request=request, extensions={"value": value, "fault": fault}
+            status,
+            headers=headers,
+            content=body,
+            request=request,
+            extensions={"value": value, "fault": fault},
         )
 
 
 @dataclass(frozen=True)
 class _Form:
-    """What a server takes. temperature: whether one is sent. limit: the name of the limit. system: whether the rules
-    are a system message; otherwise they begin the first user message. room: whether the limit has room for reasoning.
+    """What a server takes. temperature: whether one is sent. limit: the name of the limit. system:
+    whether the rules are a system message; otherwise they begin the first user message. room:
+    whether the limit has room for reasoning.
     """
 
     temperature: bool
@@ -120,11 +142,16 @@ class _Form:
             messages = without_system(messages)
         return {
             "model": model,
-            "messages": [{"role": message.role, "content": _encodable(message.content)} for message in messages],
+            "messages": [
+                {"role": message.role, "content": _encodable(message.content)}
+                for message in messages
+            ],
             self.limit: limit if self.room else least,
         } | ({"temperature": temperature} if self.temperature else {})
 
-    def change_after(self, error: openai.APIStatusError, sent: Mapping[str, Any], least: int) -> dict[str, Any]:
+    def change_after(
+        self, error: openai.APIStatusError, sent: Mapping[str, Any], least: int
+    ) -> dict[str, Any]:
         """The fields to change after the server refused `sent`; none if that would not help."""
         message, is_invalid = _message(error), error.status_code in (400, 422)
         too_long = TOO_LONG.search(message) is not None
@@ -156,12 +183,11 @@ def without_system(messages: Sequence[Message]) -> list[Message]:
 class Caller:
     """Calls one endpoint over persistent connections, which belong to one event loop.
 
-    timeout_s: for a whole response, from connecting to its last byte. on_error_bill: see `LimitedClient`.
+    timeout_s: for a whole response, from connecting to its last byte. on_error_bill: see
+    `LimitedClient`.
 
-    Raises
-    ------
-    ConfigError: a key or an address is missing, or the environment's proxy or certificates cannot be used; ApiError:
-    no local server listens.
+    Raises ------ ConfigError: a key or an address is missing, or the environment's proxy or
+    certificates cannot be used; ApiError: no local server listens.
     """
 
     addresses: ClassVar[Mapping[str, str]] = {"openai": OPENAI}
@@ -181,9 +207,12 @@ class Caller:
         try:
             http_client = LimitedClient(timeout_s, on_error_bill)
         except (ImportError, ValueError, httpx2.InvalidURL, OSError) as error:
-            names = " and ".join(name for name in NETWORK if name in os.environ or name.lower() in os.environ)
+            names = " and ".join(
+                name for name in NETWORK if name in os.environ or name.lower() in os.environ
+            )
             raise ConfigError(
-                f"the environment's {names} cannot be used to connect ({type(error).__name__}); correct or unset it"
+                f"the environment's {names} cannot be used to connect"
+                f" ({type(error).__name__}); correct or unset it"
             ) from None
         options: dict[str, Any] = {
             "api_key": key or "none",
@@ -198,23 +227,31 @@ class Caller:
             address = address or os.environ.get(source, "")
             if not address:
                 raise ConfigError(
-                    f"{endpoint} needs an address: export {source}=https://….openai.azure.com, or give --base-url"
+                    f"{endpoint} needs an address: export"
+                    f" {source}=https://….openai.azure.com, or give --base-url"
                 )
             check_address(source, address, endpoint.key_name, LOCAL)
             version = os.environ.get("OPENAI_API_VERSION", "2024-10-21")
-            self._client = openai.AsyncAzureOpenAI(azure_endpoint=address, api_version=version, **options)
+            self._client = openai.AsyncAzureOpenAI(
+                azure_endpoint=address, api_version=version, **options
+            )
         else:
             if endpoint.kind == "local" or (endpoint.decides and address):
                 _check_listening(str(address))
-            self._client = openai.AsyncOpenAI(base_url=address or self.addresses[endpoint.kind], **options)
+            self._client = openai.AsyncOpenAI(
+                base_url=address or self.addresses[endpoint.kind], **options
+            )
         account = [header_text(name) or None for name in ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID")]
-        self._client.organization, self._client.project = account if endpoint.kind in AT_OPENAI else (None, None)
+        self._client.organization, self._client.project = (
+            account if endpoint.kind in AT_OPENAI else (None, None)
+        )
 
     async def call(
         self, messages: Sequence[Message], limit: int, prompt_tokens: int, least: int | None = None
     ) -> Answer:
-        """The server's answer to `messages`, of at most `limit` tokens, or of `least` where the server's context holds
-        no more. What the server refuses in a request is left out of this one and later ones, if they can do without.
+        """The server's answer to `messages`, of at most `limit` tokens, or of `least` where the
+        server's context holds no more. What the server refuses in a request is left out of this one
+        and later ones, if they can do without.
 
         prompt_tokens: our count, used if the response has no usage.
 
@@ -228,7 +265,9 @@ class Caller:
             sent = form.body(self.endpoint.model, messages, self.temperature, limit, least or limit)
             create = partial(self._client.chat.completions.with_raw_response.create, **sent)
             try:
-                return self._answer((await self._received(create)).http_response, limit, prompt_tokens)
+                return self._answer(
+                    (await self._received(create)).http_response, limit, prompt_tokens
+                )
             except openai.APIStatusError as error:
                 refused.add(form)
                 change = form.change_after(error, sent, least or limit)
@@ -237,7 +276,9 @@ class Caller:
                 self._form = replace(self._form, **change)
 
     async def _received(self, send: Callable[[], Awaitable[Any]]) -> Any:
-        """The response to what `send` sends. Raises openai.APIStatusError, NoAnswerError, NoAccessError."""
+        """The response to what `send` sends. Raises openai.APIStatusError, NoAnswerError,
+        NoAccessError.
+        """
         timeouts = 0
         while True:
             try:
@@ -246,14 +287,24 @@ class Caller:
                 timeouts += 1
                 if timeouts == MOST_TIMEOUTS:
                     reason = f"{self.endpoint} does not answer within {self.timeout_s:g} s"
-                    raise NoAnswerError(reason, f"{reason}; raise --timeout-s, or {RESUMES}") from None
+                    raise NoAnswerError(
+                        reason, f"{reason}; raise --timeout-s, or {RESUMES}"
+                    ) from None
             except NoAccessError as error:
                 raise NoAccessError(f"{self.endpoint}: {error}") from None
             except openai.APIStatusError:
                 raise
-            except (openai.APIConnectionError, httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+            except (
+                openai.APIConnectionError,
+                httpx2.HTTPError,
+                httpx2.InvalidURL,
+                OSError,
+            ) as error:
                 cause = error.__cause__ or error
-                reason = f"{self.endpoint} cannot be reached ({redacted(str(cause) or type(cause).__name__)})"
+                reason = (
+                    f"{self.endpoint} cannot be reached"
+                    f" ({redacted(str(cause) or type(cause).__name__)})"
+                )
                 raise NoAnswerError(reason, f"{reason}; {RESUMES}") from None
 
     @property
@@ -263,7 +314,10 @@ class Caller:
         if not self._form.system:
             texts.append("takes no system message, so the rules begin its first user message")
         if not self._form.room:
-            texts.append("has too short a context for reasoning, so its answers get no more tokens than they need")
+            texts.append(
+                "has too short a context for reasoning, so its answers get no more tokens"
+                " than they need"
+            )
         return [f"{self.endpoint} {text}" for text in texts]
 
     async def close(self) -> None:
@@ -271,7 +325,9 @@ class Caller:
         await self._client.close()
 
     def _answer(self, response: Any, limit: int, prompt_tokens: int) -> Answer:
-        """The answer in a success; a malformed body becomes an answer whose `refusal` says what is wrong."""
+        """The answer in a success; a malformed body becomes an answer whose `refusal` says what is
+        wrong.
+        """
         value, fault = response.extensions["value"], response.extensions["fault"]
         text, refusal, finish = "", "", "stop"
         if not fault:
@@ -287,7 +343,13 @@ class Caller:
         if written is None:  # a model that thinks may have used it all
             written = limit if self.endpoint.thinks else min(limit, count_tokens(text))
         text, refusal = (part.encode("utf-8", "replace").decode() for part in (text, refusal))
-        return Answer(masked(text), finish, redacted(refusal), prompt_tokens if read is None else read, written)
+        return Answer(
+            masked(text),
+            finish,
+            redacted(refusal),
+            prompt_tokens if read is None else read,
+            written,
+        )
 
     def _refusal(self, error: openai.APIStatusError) -> Answer:
         """The answer for an error that openai gave up on. Raises NoAnswerError, NoAccessError."""
@@ -307,7 +369,9 @@ class Caller:
             raise NoAccessError(f"{self.endpoint} {reasons[status]}")
         if status < 400:
             message = "it redirects to another address; give that as --base-url"
-        raise NoAnswerError(message, f"{self.endpoint} refuses every request: {message}", refused=True)
+        raise NoAnswerError(
+            message, f"{self.endpoint} refuses every request: {message}", refused=True
+        )
 
 
 def _message(error: openai.APIStatusError) -> str:
@@ -323,8 +387,8 @@ def _names(error: openai.APIStatusError, parameter: str) -> bool:
 
 
 def _error_in(value: Mapping[str, Any]) -> Any:
-    """The error in the body of a success, instead of choices or in the first choice: gateways promise success before
-    the model begins.
+    """The error in the body of a success, instead of choices or in the first choice: gateways
+    promise success before the model begins.
     """
     choices = value.get("choices")
     holder = choices[0] if isinstance(choices, list) and choices else value
@@ -335,19 +399,27 @@ def billed(value: Mapping[str, Any], name: str) -> int | None:
     """The number of tokens `name` on the bill; None if there is no possible number."""
     usage = value.get("usage")
     count = usage.get(name) if isinstance(usage, dict) else None
-    if isinstance(count, bool) or not isinstance(count, int | float) or not 0 <= count <= MOST_TOKENS:
+    if (
+        isinstance(count, bool)
+        or not isinstance(count, int | float)
+        or not 0 <= count <= MOST_TOKENS
+    ):
         return None
     return round(count)
 
 
 def _choice(value: Mapping[str, Any]) -> tuple[str, str, str]:
-    """(text, refusal, finish_reason) of the first choice. Raises ValueError if it is not as it must be."""
+    """(text, refusal, finish_reason) of the first choice. Raises ValueError if it is not as it must
+    be.
+    """
     try:
         choice = value["choices"][0]
         content, refusal = choice["message"].get("content"), choice["message"].get("refusal")
         finish = choice.get("finish_reason")
         if isinstance(content, list):  # parts, of which those with reasoning have other types
-            content = "".join(part["text"] for part in content if part["type"] in ("text", "output_text"))
+            content = "".join(
+                part["text"] for part in content if part["type"] in ("text", "output_text")
+            )
     except (LookupError, TypeError, AttributeError):
         raise ValueError("the server's answer holds no message") from None
     if not all(isinstance(field, str | None) for field in (content, refusal, finish)):
@@ -365,7 +437,8 @@ def _check_listening(base_url: str) -> None:
         socket.create_connection((str(parts.hostname), port), timeout=10).close()
     except OSError as error:
         raise ApiError(
-            f"nothing listens at {base_url} ({error.strerror or error}); start the server, or give --base-url"
+            f"nothing listens at {base_url} ({error.strerror or error}); start the server,"
+            " or give --base-url"
         ) from None
 
 

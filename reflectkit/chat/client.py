@@ -1,4 +1,6 @@
-"""Client of a chat model: requests in, outcomes out, within a budget, and no answer is paid for twice."""
+"""Client of a chat model: requests in, outcomes out, within a budget, and no answer is paid for
+twice.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from reflectkit.chat.config import ApiError, BudgetSpentError, ChatConfig, Endpoint, NoAnswerError, Prices
+from reflectkit.chat.config import (
+    ApiError,
+    BudgetSpentError,
+    ChatConfig,
+    Endpoint,
+    NoAnswerError,
+    Prices,
+)
 from reflectkit.chat.journal import MALFORMED, Answer, Journal, open_journal
 from reflectkit.console import Progress
 from reflectkit.eventloop import in_thread, run_sync
@@ -27,13 +36,16 @@ if TYPE_CHECKING:
 
 ASKED_AGAIN = 2  # times, after an unusable answer
 HOPELESS = 3  # unanswered requests in a row, after which the server or the settings are at fault
-THINKING_TOKENS = 4000  # allowance for reasoning tokens, which are billed and count towards the limit
+# Allowance for reasoning tokens, which are billed and count towards the limit
+THINKING_TOKENS = 4000
 SPENT = "the budget is spent"
 MESSAGE_TOKENS = 4  # added to a message by the chat format
 PROMPT_MARGIN = 1.25  # by which a prompt may exceed our count of its tokens
 
 CALL_FIGURES = ("calls", "replayed", "rejected", "prompt_tokens", "completion_tokens", "usd")
-"""Figures of a teacher's calls, in the order in which they are shown; usd is None if the price is unknown."""
+"""Figures of a teacher's calls, in the order in which they are shown; usd is None if the price is
+unknown.
+"""
 
 Value = TypeVar("Value")
 
@@ -42,11 +54,13 @@ Value = TypeVar("Value")
 class Request:
     """One request.
 
-    name: its subject, for people. messages: the chat. max_tokens: limit of the answer. draw: distinguishes equal
-    requests that should each get their own sampled answer. cuts: whether an answer that is cut off at the limit is used
-    as it is. again: how often it is repeated after an unusable answer.
+    name: its subject, for people. messages: the chat. max_tokens: limit of the answer. draw:
+    distinguishes equal requests that should each get their own sampled answer. cuts: whether an
+    answer that is cut off at the limit is used as it is. again: how often it is repeated after an
+    unusable answer.
 
-    For a decision model, the content of the one message is the JSON body that is sent; see `chat.decisions`.
+    For a decision model, the content of the one message is the JSON body that is sent; see
+    `chat.decisions`.
     """
 
     name: str
@@ -64,8 +78,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A request without a usable answer. reason: why the last answer was unusable. text: its beginning. journal: where
-    its answers were kept already; None if the server was asked now. unanswered: whether the server gave no answer.
+    """A request without a usable answer. reason: why the last answer was unusable. text: its
+    beginning. journal: where its answers were kept already; None if the server was asked now.
+    unanswered: whether the server gave no answer.
     """
 
     name: str
@@ -84,10 +99,11 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[Value]):
-    """The result of a request: its value, or why it was rejected, or neither if the budget ran out first.
+    """The result of a request: its value, or why it was rejected, or neither if the budget ran out
+    first.
 
-    unparsed: number of complete answers that did not parse. cost_usd, tokens, answers: cost, completion tokens and
-    number of all its answers, including those from the journal.
+    unparsed: number of complete answers that did not parse. cost_usd, tokens, answers: cost,
+    completion tokens and number of all its answers, including those from the journal.
     """
 
     value: Value | None = None
@@ -108,8 +124,8 @@ class IncompleteAnswerError(ValueError):
 
 
 def written_limit(endpoint: Endpoint, request: Request, most: int | None = None) -> int:
-    """The limit of completion tokens that is sent to the server, reasoning included. most: of any answer, as the user
-    says; otherwise models that think, or may, have room for it.
+    """The limit of completion tokens that is sent to the server, reasoning included. most: of any
+    answer, as the user says; otherwise models that think, or may, have room for it.
     """
     if most is not None:
         return most
@@ -134,7 +150,9 @@ class _Session:
             await asyncio.wait(list(self.calls.values()), return_when=asyncio.FIRST_COMPLETED)
 
     async def close(self) -> None:
-        """Cancel the calls and close the connections, unless they belong to another event loop, which is gone."""
+        """Cancel the calls and close the connections, unless they belong to another event loop,
+        which is gone.
+        """
         if self.loop is asyncio.get_running_loop():
             for call in self.calls.values():
                 call.cancel()
@@ -159,9 +177,11 @@ class Budget:
 
     @contextlib.asynccontextmanager
     async def reserve(self, max_cost: float) -> AsyncIterator[bool]:
-        """Reserve `max_cost` dollars, times the margin, for a call; yields False if the remaining budget is too small.
+        """Reserve `max_cost` dollars, times the margin, for a call; yields False if the remaining
+        budget is too small.
 
-        Waits if only the reservations of calls in flight prevent it, since most calls cost less than they reserve.
+        Waits if only the reservations of calls in flight prevent it, since most calls cost less
+        than they reserve.
         """
         while self._fits(max_cost) and not self._fits(max_cost + sum(self.reserved)):
             await self.released.wait()
@@ -189,12 +209,14 @@ class Budget:
 class ChatClient:
     """Asks a chat model. Use `open_client`.
 
-    calls: number of calls to the server. replayed: number of answers from the journal. prompt_tokens,
-    completion_tokens, cost_usd: of both, each answer once. stopped: whether the budget, which counts all answers of
-    this model in the journal, left a request unanswered. concurrency: limit of concurrent calls. timeout_s: for a whole
-    response, from connecting to its last byte. max_answer_tokens: see `written_limit`.
+    calls: number of calls to the server. replayed: number of answers from the journal.
+    prompt_tokens, completion_tokens, cost_usd: of both, each answer once. stopped: whether the
+    budget, which counts all answers of this model in the journal, left a request unanswered.
+    concurrency: limit of concurrent calls. timeout_s: for a whole response, from connecting to its
+    last byte. max_answer_tokens: see `written_limit`.
 
-    Any number of coroutines of one event loop may use it concurrently; another loop may use it after they finish.
+    Any number of coroutines of one event loop may use it concurrently; another loop may use it
+    after they finish.
     """
 
     def __init__(
@@ -225,16 +247,15 @@ class ChatClient:
         """How the server is asked otherwise than others."""
 
     async def ask(self, request: Request, parse: Callable[[str], Value]) -> Outcome[Value]:
-        """The outcome of `request`. parse: maps the text of an answer to its value; raises ValueError with the reason
-        if the text is unusable.
+        """The outcome of `request`. parse: maps the text of an answer to its value; raises
+        ValueError with the reason if the text is unusable.
 
-        A request whose answer is cut off, empty, refused, filtered or does not parse is repeated, as often as it says.
-        Equal concurrent requests share one call.
+        A request whose answer is cut off, empty, refused, filtered or does not parse is repeated,
+        as often as it says. Equal concurrent requests share one call.
 
-        Raises
-        ------
-        ApiError: the server is unusable: it answered nothing, or failed several requests in a row. All requests in
-        progress then end with this error, after the calls in flight are in the journal.
+        Raises ------ ApiError: the server is unusable: it answered nothing, or failed several
+        requests in a row. All requests in progress then end with this error, after the calls in
+        flight are in the journal.
         """
         (outcome,) = await self.ask_all([request], lambda _, text: parse(text))
         return outcome
@@ -245,8 +266,8 @@ class ChatClient:
         parse: Callable[[int, str], Value],
         advance: Callable[[], None] = lambda: None,
     ) -> list[Outcome[Value]]:
-        """`ask` for several requests; returns their outcomes in order. parse: also gets the number of the request.
-        advance: called after each request that the budget allowed.
+        """`ask` for several requests; returns their outcomes in order. parse: also gets the number
+        of the request. advance: called after each request that the budget allowed.
         """
         session, waiting = self._session_here(), iter(enumerate(requests))
         outcomes: dict[int, Outcome[Value]] = {}
@@ -258,7 +279,8 @@ class ChatClient:
             for number, request in waiting:
                 try:
                     outcomes[number] = await self._outcome(session, request, partial(parse, number))
-                except Exception as error:  # raised below, when the calls in flight are in the journal
+                # Raised below, when the calls in flight are in the journal
+                except Exception as error:
                     session.failure = session.failure or error
                     failures.append(session.failure)
                     return
@@ -270,17 +292,22 @@ class ChatClient:
             await session.finish()
             raise failures[0]
         if any(outcome.value is None for outcome in outcomes.values()):
-            await session.finish(while_=self._is_silent)  # another call may yet show that the server answers
+            # Another call may yet show that the server answers
+            await session.finish(while_=self._is_silent)
             if self._is_silent() and self._trouble:
                 raise self._trouble
         return [outcomes[number] for number in range(len(requests))]
 
     async def finish(self) -> None:
-        """Wait until no call of this event loop is in flight: all paid answers are then in the journal."""
+        """Wait until no call of this event loop is in flight: all paid answers are then in the
+        journal.
+        """
         await self._session_here().finish()
 
     def replay(self, request: Request, parse: Callable[[str], Value]) -> Outcome[Value] | None:
-        """The outcome of `request` from the journal alone; None if the server would have to be asked."""
+        """The outcome of `request` from the journal alone; None if the server would have to be
+        asked.
+        """
         answers, reason = self._kept(request), ""
         for answer in answers:
             try:
@@ -311,17 +338,26 @@ class ChatClient:
             "max_tokens": self.max_answer_tokens or request.max_tokens,
             "temperature": self.temperature,
             "attempt": attempt,
-        } | ({"draw": request.draw} if request.draw and (self.temperature or self.endpoint.thinks) else {})
+        } | (
+            {"draw": request.draw}
+            if request.draw and (self.temperature or self.endpoint.thinks)
+            else {}
+        )
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def calls_left(self, request: Request) -> int:
         """How many calls `request` may still take; 0 if the journal has a usable answer."""
         answers = self._kept(request)
-        return 0 if answers and not _fault(answers[-1], request) else 1 + request.again - len(answers)
+        return (
+            0 if answers and not _fault(answers[-1], request) else 1 + request.again - len(answers)
+        )
 
     def _kept(self, request: Request) -> list[Answer]:
         """The answers to `request` in the journal, up to the first that is missing."""
-        answers = (self.journal.answers.get(self.key(request, attempt)) for attempt in range(1 + request.again))
+        answers = (
+            self.journal.answers.get(self.key(request, attempt))
+            for attempt in range(1 + request.again)
+        )
         return [answer for answer in takewhile(bool, answers) if answer]
 
     @property
@@ -341,23 +377,38 @@ class ChatClient:
             progress.news(note)
         if self.journal.damaged:
             lines = pluralize(self.journal.damaged, "damaged line")
-            progress.news(f"{self.journal.path}: ignored {lines}; what they answered was asked again")
+            progress.news(
+                f"{self.journal.path}: ignored {lines}; what they answered was asked again"
+            )
 
     def stop_if_spent(self, done: str) -> None:
-        """Raises BudgetSpentError if the budget left requests unanswered; called after all files are written."""
+        """Raises BudgetSpentError if the budget left requests unanswered; called after all files
+        are written.
+        """
         if self.stopped:
             raise BudgetSpentError(
-                f"stopped at the budget: ${self.budget.paid:.4f} of --max-cost-usd {self.budget.limit:g} spent; {done};"
+                f"stopped at the budget: ${self.budget.paid:.4f} of --max-cost-usd"
+                f" {self.budget.limit:g} spent; {done};"
                 " run it again with a larger one to continue"
             )
 
-    def call_figures(self, rejected: Sequence[Rejected], path: Path, progress: Progress) -> dict[str, Any]:
+    def call_figures(
+        self, rejected: Sequence[Rejected], path: Path, progress: Progress
+    ) -> dict[str, Any]:
         """Write the rejected items to `path`, and return the figures of the calls."""
         if rejected or path.exists():
-            write_jsonl(path, [{"item": item.name, "reason": item.reason, "text": item.text} for item in rejected])
+            write_jsonl(
+                path,
+                [
+                    {"item": item.name, "reason": item.reason, "text": item.text}
+                    for item in rejected
+                ],
+            )
         self.report(progress)
         if rejected:
-            progress.news(f"{pluralize(len(rejected), 'item')} had no usable answer after retries; see {path}")
+            progress.news(
+                f"{pluralize(len(rejected), 'item')} had no usable answer after retries; see {path}"
+            )
         figures = self.usage | {"rejected": len(rejected)}
         return {name: figures.get(name) for name in CALL_FIGURES}
 
@@ -371,7 +422,9 @@ class ChatClient:
         """Whether the server has answered nothing so far, although it was asked."""
         return self._trouble is not None and self.calls == 0
 
-    async def _outcome(self, session: _Session, request: Request, parse: Callable[[str], Value]) -> Outcome[Value]:
+    async def _outcome(
+        self, session: _Session, request: Request, parse: Callable[[str], Value]
+    ) -> Outcome[Value]:
         """The outcome of one request. Raises what ended the session, if anything did."""
         answers: list[Answer] = []
         value, rejected, reason, unparsed, kept = None, None, "", 0, True
@@ -392,12 +445,21 @@ class ChatClient:
                 reason = str(error)
                 unparsed += not isinstance(error, IncompleteAnswerError)
         else:
-            rejected = Rejected(request.name, reason, redacted(answers[-1].text), self.journal.path if kept else None)
+            rejected = Rejected(
+                request.name,
+                reason,
+                redacted(answers[-1].text),
+                self.journal.path if kept else None,
+            )
         tokens = sum(answer.completion_tokens for answer in answers)
-        return Outcome(value, rejected, unparsed, sum(map(self._cost, answers)), tokens, len(answers))
+        return Outcome(
+            value, rejected, unparsed, sum(map(self._cost, answers)), tokens, len(answers)
+        )
 
     async def _answer(self, session: _Session, request: Request, attempt: int) -> Answer | None:
-        """An answer from the journal, a call in flight, or a new call; None if the budget does not allow one."""
+        """An answer from the journal, a call in flight, or a new call; None if the budget does not
+        allow one.
+        """
         if session.failure is not None:
             raise session.failure
         key = self.key(request, attempt)
@@ -405,7 +467,8 @@ class ChatClient:
         if answer is None and call is None:
             call = session.calls[key] = asyncio.create_task(self._call(session, request, key))
             call.add_done_callback(lambda _: session.calls.pop(key))
-            return await asyncio.shield(call)  # the answer is paid for, even if nobody waits for it any more
+            # The answer is paid for, even if nobody waits for it any more
+            return await asyncio.shield(call)
         if answer is None and call is not None:
             answer = await asyncio.shield(call)
         if answer is not None:
@@ -480,14 +543,18 @@ class ChatClient:
 
     def _pay_for(self, answers: Iterable[Answer]) -> None:
         """Count what this model's answers cost."""
-        self.budget.paid += sum(self._cost(answer) for answer in answers if answer.model == self.endpoint.model)
+        self.budget.paid += sum(
+            self._cost(answer) for answer in answers if answer.model == self.endpoint.model
+        )
 
     def _cost(self, answer: Answer) -> float:
         return self.prices.cost(answer.prompt_tokens, answer.completion_tokens)
 
 
 @contextlib.contextmanager
-def open_client(endpoint: Endpoint, journal_path: Path, prices: Prices, **settings: Any) -> Iterator[ChatClient]:
+def open_client(
+    endpoint: Endpoint, journal_path: Path, prices: Prices, **settings: Any
+) -> Iterator[ChatClient]:
     """A `ChatClient` with these settings, whose answers are kept in `journal_path`."""
     with open_journal(journal_path) as journal:
         client = ChatClient(endpoint, journal, prices, **settings)
@@ -498,7 +565,11 @@ def open_client(endpoint: Endpoint, journal_path: Path, prices: Prices, **settin
 
 
 def client_at(
-    chat: ChatConfig, endpoint: Endpoint, journal: Path, budget: Budget | None = None, temperature: float = 1.0
+    chat: ChatConfig,
+    endpoint: Endpoint,
+    journal: Path,
+    budget: Budget | None = None,
+    temperature: float = 1.0,
 ) -> contextlib.AbstractContextManager[ChatClient]:
     """`open_client` with the settings `chat`. budget: shared with other clients, if any."""
     return open_client(

@@ -1,7 +1,8 @@
-"""Chat and decision models: their endpoints, with keys from the environment alone, prices, settings, and what calls
-would cost.
+"""Chat and decision models: their endpoints, with keys from the environment alone, prices,
+settings, and what calls would cost.
 
-An endpoint is OpenAI, Azure, or any server with their protocol; of a decision model, also one with System One's.
+An endpoint is OpenAI, Azure, or any server with their protocol; of a decision model, also one with
+System One's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from reflectkit.keys import check_address, header_text
 ORACLE = "oracle"
 HISTORY_TOKENS = 4000  # of the earlier turns in a request, approximately
 HISTORY_HELP = (
-    "Approximate tokens of earlier turns shown to a chat model: the first turn, and as many of the newest as fit."
+    "Approximate tokens of earlier turns shown to a chat model: the first turn, and as many of"
+    " the newest as fit."
 )
 OF_CHAT_MODELS = ("base_url", "max_cost_usd", "price_in", "price_out", "dry_run")
 """Settings that do nothing where no chat model is asked."""
@@ -31,7 +33,9 @@ OF_CHAT_MODELS = ("base_url", "max_cost_usd", "price_in", "price_out", "dry_run"
 
 KEYS = {"openai": "OPENAI_API_KEY", "azure": "AZURE_OPENAI_API_KEY", "local": "LOCAL_API_KEY"}
 DECISION_KEYS = {"decisions": "OPENAI_API_KEY", "systemone": "TYPESAFE_API_KEY"}
-"""The same for decision models, by their protocol. A key is needed only at the protocol's own address."""
+"""The same for decision models, by their protocol. A key is needed only at the protocol's own
+address.
+"""
 OPENAI, LOCAL = "https://api.openai.com/v1", "http://localhost:1234/v1"
 SYSTEM_ONE = "https://api.typesafe.ai/v1"
 ADDRESS = "OPENAI_BASE_URL"
@@ -46,13 +50,16 @@ class ApiError(ReflectkitError):
 
 
 class NoAccessError(ApiError):
-    """No request will be answered until the user changes the key, the credit, the model or the address."""
+    """No request will be answered until the user changes the key, the credit, the model or the
+    address.
+    """
 
 
 class NoAnswerError(Exception):
     """A call that got no answer.
 
-    fatal: the message if no call gets an answer. refused: whether the server rejected the request itself.
+    fatal: the message if no call gets an answer. refused: whether the server rejected the request
+    itself.
     """
 
     def __init__(self, reason: str, fatal: str, *, refused: bool = False) -> None:
@@ -62,8 +69,8 @@ class NoAnswerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """kind: "openai", "azure" or "local"; of a decision model "decisions" or "systemone". model: name, or Azure
-    deployment. base_url: of a compatible server.
+    """kind: "openai", "azure" or "local"; of a decision model "decisions" or "systemone". model:
+    name, or Azure deployment. base_url: of a compatible server.
     """
 
     kind: str
@@ -85,7 +92,9 @@ class Endpoint:
 
     @property
     def thinks(self) -> bool:
-        """Whether the model, by its name, writes hidden tokens before it answers; such models take no temperature."""
+        """Whether the model, by its name, writes hidden tokens before it answers; such models take
+        no temperature.
+        """
         if self.decides:
             return False
         name = self.model.rpartition("/")[2]
@@ -101,15 +110,18 @@ def parse_endpoint(
     *,
     decides: bool = False,
 ) -> Endpoint:
-    """The endpoint that `flag` names: `openai:MODEL`, `azure:DEPLOYMENT` or `local:MODEL`. Raises ConfigError.
+    """The endpoint that `flag` names: `openai:MODEL`, `azure:DEPLOYMENT` or `local:MODEL`. Raises
+    ConfigError.
 
-    alone: what else the flag takes, and address: the flag of `base_url`, for the message. decides: whether it may be a
-    decision model, `decisions:MODEL` or `systemone:MODEL`.
+    alone: what else the flag takes, and address: the flag of `base_url`, for the message. decides:
+    whether it may be a decision model, `decisions:MODEL` or `systemone:MODEL`.
     """
     kind, _, model = text.partition(":")
     if kind not in (KEYS | DECISION_KEYS if decides else KEYS) or not model:
         name = text if text and ":" not in text and "/" not in text else "MODEL"
-        raise ConfigError(f"{flag} {text!r}: write {alone}openai:{name}, azure:DEPLOYMENT or local:{name}")
+        raise ConfigError(
+            f"{flag} {text!r}: write {alone}openai:{name}, azure:DEPLOYMENT or local:{name}"
+        )
     if base_url is None and kind in AT_OPENAI:
         base_url, address = _address_in_environment(), ADDRESS
     if base_url is not None:
@@ -120,7 +132,9 @@ def parse_endpoint(
 def address_in_use(endpoints: Iterable[Endpoint]) -> dict[str, str]:
     """OPENAI_BASE_URL, if one of `endpoints` has its address from there; else nothing."""
     address = _address_in_environment()
-    used = any(endpoint.kind in AT_OPENAI and endpoint.base_url == address for endpoint in endpoints)
+    used = any(
+        endpoint.kind in AT_OPENAI and endpoint.base_url == address for endpoint in endpoints
+    )
     return {ADDRESS: address} if address is not None and used else {}
 
 
@@ -131,7 +145,9 @@ def _address_in_environment() -> str | None:
 
 
 def key_of(endpoint: Endpoint) -> str:
-    """The key from the environment; "" for a local server without one. Raises ConfigError if it is missing."""
+    """The key from the environment; "" for a local server without one. Raises ConfigError if it is
+    missing.
+    """
     key = header_text(endpoint.key_name)
     elsewhere = endpoint.decides and endpoint.base_url is not None
     if not key and endpoint.kind != "local" and not elsewhere:
@@ -140,8 +156,8 @@ def key_of(endpoint: Endpoint) -> str:
 
 
 TOKENS = 1000
-"""Size of the request whose price is looked up. Some models cost more per token beyond about 200,000, which no prompt
-of ours reaches.
+"""Size of the request whose price is looked up. Some models cost more per token beyond about
+200,000, which no prompt of ours reaches.
 """
 
 
@@ -151,7 +167,9 @@ class BudgetSpentError(ReflectkitError):
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """US dollars per million tokens read and written. known: False if the prices are unknown, and therefore 0."""
+    """US dollars per million tokens read and written. known: False if the prices are unknown, and
+    therefore 0.
+    """
 
     read: float
     written: float
@@ -163,11 +181,13 @@ class Prices:
 
 
 def prices_of(kind: str, model: str, read: float | None, written: float | None) -> Prices:
-    """Today's prices of a model from the genai-prices package, unless `read` and `written` are given. Local models are
-    free. Raises ConfigError.
+    """Today's prices of a model from the genai-prices package, unless `read` and `written` are
+    given. Local models are free. Raises ConfigError.
     """
     if (read is None) != (written is None):
-        raise ConfigError("--price-in and --price-out go together, in US dollars for a million tokens")
+        raise ConfigError(
+            "--price-in and --price-out go together, in US dollars for a million tokens"
+        )
     if read is not None and written is not None:
         return Prices(read, written)
     if kind == "local":
@@ -176,11 +196,16 @@ def prices_of(kind: str, model: str, read: float | None, written: float | None) 
 
     try:
         provider = "openai" if kind in AT_OPENAI else kind
-        price = calc_price(Usage(input_tokens=TOKENS, output_tokens=TOKENS), model, provider_id=provider)
+        price = calc_price(
+            Usage(input_tokens=TOKENS, output_tokens=TOKENS), model, provider_id=provider
+        )
     except LookupError:
         return Prices(0.0, 0.0, known=False)
-    read, written = (float(part * 1_000_000 / TOKENS) for part in (price.input_price, price.output_price))
-    return Prices(read, written) if read and written else Prices(0.0, 0.0, known=False)  # not a chat model
+    read, written = (
+        float(part * 1_000_000 / TOKENS) for part in (price.input_price, price.output_price)
+    )
+    # Not a chat model
+    return Prices(read, written) if read and written else Prices(0.0, 0.0, known=False)
 
 
 class ChatConfig(Config):
@@ -188,25 +213,33 @@ class ChatConfig(Config):
 
     base_url: str | None = option(
         None,
-        help="URL of a server with OpenAI's protocol; default: for local: http://localhost:1234/v1, for openai:"
+        help="URL of a server with OpenAI's protocol; default: for local: http://localhost:1234/v1,"
+        " for openai:"
         " OPENAI_BASE_URL, or OpenAI's own.",
     )
     concurrency: int = option(8, help="Number of concurrent requests.", ge=1, identity=False)
     max_answer_tokens: int | None = option(
         None,
-        help="Maximum tokens of an answer, reasoning included; default: what the answer needs, and 4,000 more for local"
+        help="Maximum tokens of an answer, reasoning included; default: what the answer needs, and"
+        " 4,000 more for local"
         " models and those of OpenAI that think.",
         ge=1,
     )
     timeout_s: float = option(
         120.0,
-        help="Timeout of a whole call in seconds, to its last byte; then it is retried, at most twice.",
+        help=(
+            "Timeout of a whole call in seconds, to its last byte; then it is retried, at most"
+            " twice."
+        ),
         gt=0,
         identity=False,
     )
     max_cost_usd: float | None = option(
         None,
-        help="Stop cleanly before this budget is exceeded; what the model's answers in the journal cost counts.",
+        help=(
+            "Stop cleanly before this budget is exceeded; what the model's answers in the"
+            " journal cost counts."
+        ),
         gt=0,
         identity=False,
     )
@@ -224,14 +257,19 @@ class ChatConfig(Config):
     )
     dry_run: bool = option(
         False,
-        help="Show the expected calls, tokens and dollars, and a bound of the cost; send no requests.",
+        help=(
+            "Show the expected calls, tokens and dollars, and a bound of the cost; send no"
+            " requests."
+        ),
         identity=False,
     )
 
     def check_budget(self, endpoint: Endpoint) -> None:
         """Raises ConfigError if the budget cannot be enforced for `endpoint`."""
         if self.max_cost_usd is not None and not self.prices_at(endpoint).known:
-            raise ConfigError(f"--max-cost-usd needs the price of {endpoint}: give --price-in and --price-out")
+            raise ConfigError(
+                f"--max-cost-usd needs the price of {endpoint}: give --price-in and --price-out"
+            )
 
     def prices_at(self, endpoint: Endpoint) -> Prices:
         """The token prices of `endpoint`. Raises ConfigError."""
@@ -243,7 +281,10 @@ class DecisionConfig(Config):
 
     plain_questions: bool = option(
         False,
-        help="Ask decision models without the environment's rules, as policies that were trained here are asked.",
+        help=(
+            "Ask decision models without the environment's rules, as policies that were trained"
+            " here are asked."
+        ),
     )
 
 
@@ -292,6 +333,8 @@ class TeacherConfig(Config):
 
 def free_estimate() -> tuple[dict[str, Any], tuple[Path, ...], tuple[Table, ...]]:
     """Figures, outputs and tables of a dry run of the oracle, which is free."""
-    rows = tuple((name, "0", "0") for name in ("calls", "prompt tokens", "completion tokens", "US dollars"))
+    rows = tuple(
+        (name, "0", "0") for name in ("calls", "prompt tokens", "completion tokens", "US dollars")
+    )
     figures = {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "usd": 0.0, "most_usd": 0.0}
     return figures, (), (Table("Estimate for the oracle", ("what", "expected", "at most"), rows),)

@@ -1,6 +1,8 @@
-"""One call to a decision model, by OpenAI's client, in the form of either protocol. Importing it imports openai.
+"""One call to a decision model, by OpenAI's client, in the form of either protocol. Importing it
+imports openai.
 
-The answer's text is the JSON value of the reply's `answers`; whoever asked reads the probabilities from it.
+The answer's text is the JSON value of the reply's `answers`; whoever asked reads the probabilities
+from it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class DecisionCaller(Caller):
     async def call(
         self, messages: Sequence[Message], limit: int, prompt_tokens: int, least: int | None = None
     ) -> Answer:
-        """The server's answer to the one message, which is the body of the request without the model."""
+        """The server's answer to the one message, which is the body of the request without the
+        model.
+        """
         body = {"model": self.endpoint.model, **json.loads(messages[0].content)}
         try:
             if self.endpoint.kind == "decisions":
@@ -41,7 +45,13 @@ class DecisionCaller(Caller):
                 response = (await self._received(create)).http_response
             else:
                 options: Any = {"security": {"bearer_auth": True}}
-                post = partial(self._client.post, "/systemone", body=body, cast_to=httpx2.Response, options=options)
+                post = partial(
+                    self._client.post,
+                    "/systemone",
+                    body=body,
+                    cast_to=httpx2.Response,
+                    options=options,
+                )
                 response = await self._received(post)
         except openai.APIStatusError as error:
             return self._refusal(error)
@@ -64,4 +74,6 @@ class DecisionCaller(Caller):
             text, finish = redacted(response.text), MALFORMED
         read, written = billed(value, "input_tokens"), billed(value, "output_tokens")
         text = text.encode("utf-8", "replace").decode()
-        return Answer(masked(text), finish, fault, prompt_tokens if read is None else read, written or 0)
+        return Answer(
+            masked(text), finish, fault, prompt_tokens if read is None else read, written or 0
+        )

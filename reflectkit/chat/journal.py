@@ -1,7 +1,8 @@
-"""Journal of paid answers: each is appended before it is used, so that a killed run repeats no paid call.
+"""Journal of paid answers: each is appended before it is used, so that a killed run repeats no paid
+call.
 
-One JSON object a line: the request's hash, the model, the answer, how it ended, its tokens, and a checksum of all
-these. Keys and headers are never in it.
+One JSON object a line: the request's hash, the model, the answer, how it ended, its tokens, and a
+checksum of all these. Keys and headers are never in it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ MALFORMED = "malformed"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back. finish_reason: "stop", "length", "content_filter", …; prompt_tokens, completion_tokens: as
-    billed. model: whose it is, in a journal.
+    """What came back. finish_reason: "stop", "length", "content_filter", …; prompt_tokens,
+    completion_tokens: as billed. model: whose it is, in a journal.
     """
 
     text: str
@@ -41,7 +42,9 @@ class JournalHeldError(ConfigError):
 
 
 class Journal:
-    """The answers in file `path`, by request hash. Use `open_journal`. damaged: lines of it that could not be read."""
+    """The answers in file `path`, by request hash. Use `open_journal`. damaged: lines of it that
+    could not be read.
+    """
 
     def __init__(self, path: Path, file: IO[bytes] | None = None) -> None:
         self.path, self.file = path, file
@@ -59,7 +62,9 @@ class Journal:
         self.answers[key] = answer
 
     def catch_up(self, others: Iterable[Path]) -> list[Answer]:
-        """Read what was added to the journals of other processes since the last call: all of these answers."""
+        """Read what was added to the journals of other processes since the last call: all of these
+        answers.
+        """
         new = []
         for path in others:
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
@@ -67,7 +72,9 @@ class Journal:
         return new
 
     def read(self, path: Path, file: IO[bytes]) -> tuple[list[Answer], int]:
-        """The answers in the whole lines of `file` that were not read before, and where the last of them ends."""
+        """The answers in the whole lines of `file` that were not read before, and where the last of
+        them ends.
+        """
         new, end = [], self._read_to.get(path, 0)
         file.seek(end)
         for line in file:
@@ -91,7 +98,8 @@ class Journal:
 
 @contextlib.contextmanager
 def open_journal(path: Path, *, write: bool = True) -> Iterator[Journal]:
-    """The journal in `path`, for this process alone while it writes; a last line that a kill cut off is removed.
+    """The journal in `path`, for this process alone while it writes; a last line that a kill cut
+    off is removed.
 
     Raises JournalHeldError where another process writes into it.
     """

@@ -1,4 +1,6 @@
-"""Chat models as players: policies, reflectors, teachers, and the published methods of an env (`Env.methods`)."""
+"""Chat models as players: policies, reflectors, teachers, and the published methods of an env
+(`Env.methods`).
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,25 @@ from reflectkit.types import Decision, Observation, PaidComment, ToolUse
 
 
 class ChatPolicy:
-    """A chat model that plays without hints, for comparison: one line of analysis and an action in one call per step.
+    """A chat model that plays without hints, for comparison: one line of analysis and an action in
+    one call per step.
 
-    With tools, it writes calls in the plain form. reflector: a chat model that first comments on each state in one line
-    (two calls per step), if any. history_tokens: approximate length of the earlier turns that both models see.
+    With tools, it writes calls in the plain form. reflector: a chat model that first comments on
+    each state in one line (two calls per step), if any. history_tokens: approximate length of the
+    earlier turns that both models see.
     """
 
     def __init__(
-        self, client: ChatClient, reflector: ChatClient | None = None, history_tokens: int = HISTORY_TOKENS
+        self,
+        client: ChatClient,
+        reflector: ChatClient | None = None,
+        history_tokens: int = HISTORY_TOKENS,
     ) -> None:
         self.client, self.reflector, self.history_tokens = client, reflector, history_tokens
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The model's decision; a `failure` if there is no answer whose action can be read, a `truncation_reason` if
-        each names an action that was not offered.
+        """The model's decision; a `failure` if there is no answer whose action can be read, a
+        `truncation_reason` if each names an action that was not offered.
         """
         comment: Outcome[str] = Outcome()
         if self.reflector is not None:
@@ -53,7 +60,8 @@ class ChatPolicy:
                 raise
 
         outcome = await self.client.ask(
-            templates.playing_request(observation, context, comment.value, self.history_tokens), read
+            templates.playing_request(observation, context, comment.value, self.history_tokens),
+            read,
         )
         decision = Decision(0, comment.value, price_usd=self._price(comment, outcome))
         reason = f"{self.client.endpoint}: {outcome.reason}"
@@ -63,7 +71,11 @@ class ChatPolicy:
         if outcome.value is None:
             return replace(decision, failure=reason)
         thought, action = outcome.value
-        if isinstance(action, ToolUse) and not observation.replies and not reads_as_calls(action.text, PLAIN):
+        if (
+            isinstance(action, ToolUse)
+            and not observation.replies
+            and not reads_as_calls(action.text, PLAIN)
+        ):
             decision = replace(decision, unreadable=unreadable + 1)
         return replace(
             decision,
@@ -76,13 +88,19 @@ class ChatPolicy:
     def _price(self, *outcomes: Outcome[Any]) -> float | None:
         """Total cost of the outcomes; None if a model's price is unknown."""
         clients = [self.client] + ([self.reflector] if self.reflector else [])
-        return sum(outcome.cost_usd for outcome in outcomes) if all(client.prices.known for client in clients) else None
+        return (
+            sum(outcome.cost_usd for outcome in outcomes)
+            if all(client.prices.known for client in clients)
+            else None
+        )
 
 
 class ChatReflector:
-    """A chat model that comments for a trained policy: one line on what the policy sees, and no earlier turns.
+    """A chat model that comments for a trained policy: one line on what the policy sees, and no
+    earlier turns.
 
-    It is told the env's rules. At temperature 0, equal states are asked about once; else each turn draws its own.
+    It is told the env's rules. At temperature 0, equal states are asked about once; else each turn
+    draws its own.
     """
 
     def __init__(self, client: ChatClient) -> None:
@@ -91,10 +109,9 @@ class ChatReflector:
     async def remark(self, observation: Observation, context: Context) -> str:
         """The comment that a policy sees in its turn.
 
-        Raises
-        ------
-        EnvironmentFailure: no answer can be used. ApiError: the server does not answer. BudgetSpentError: the budget
-        does not allow the call. The last two end the run, after the calls in flight are in the journal.
+        Raises ------ EnvironmentFailure: no answer can be used. ApiError: the server does not
+        answer. BudgetSpentError: the budget does not allow the call. The last two end the run,
+        after the calls in flight are in the journal.
         """
         request = templates.reflecting_request(
             observation, Context(context.seed if self.client.temperature else 0, context.env)
@@ -108,7 +125,8 @@ class ChatReflector:
         if rejected is None:
             await self.client.finish()
             raise BudgetSpentError(
-                f"{who} may cost {self.client.budget.limit:g} US dollars, and the next call could exceed that; run the"
+                f"{who} may cost {self.client.budget.limit:g} US dollars, and the next call"
+                " could exceed that; run the"
                 " same command again with a larger --max-cost-usd to continue"
             )
         if rejected.unanswered:
@@ -126,7 +144,9 @@ def request_of(name: str, context: Context) -> Request:
 
 
 class ChatMethod:
-    """Method `name` with a chat model, which is asked at most twice more after an answer that names no action."""
+    """Method `name` with a chat model, which is asked at most twice more after an answer that names
+    no action.
+    """
 
     def __init__(self, name: str, client: ChatClient) -> None:
         self.name, self.client = name, client
@@ -134,7 +154,9 @@ class ChatMethod:
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The action of the model's answer; a `failure` if the server gave none."""
         env: Any = context.env
-        outcome = await self.client.ask(request_of(self.name, context), partial(env.method_action, self.name))
+        outcome = await self.client.ask(
+            request_of(self.name, context), partial(env.method_action, self.name)
+        )
         price = outcome.cost_usd if self.client.prices.known else None
         if outcome.value is None and outcome.answers <= ASKED_AGAIN:
             return Decision(0, failure=f"{self.client.endpoint}: {outcome.reason}", price_usd=price)
@@ -157,7 +179,9 @@ class ModelMethod:
         if decision.failure is not None or decision.truncation_reason is not None:
             return decision
         try:
-            return replace(decision, action=env.method_action(self.name, action_words(asked, decision.action)))
+            return replace(
+                decision, action=env.method_action(self.name, action_words(asked, decision.action))
+            )
         except ValueError:
             return replace(decision, action=use_of(()), unreadable=1)
 
@@ -169,44 +193,61 @@ Lesson = tuple[str, Action | None]
 def lesson_asked(
     observation: Observation, context: Context, history_tokens: int, *, acts: bool
 ) -> tuple[Request, Callable[[str], Lesson]]:
-    """The request of a teacher about `observation`, and the parser of its answer, which raises ValueError with the
-    reason. acts: whether the teacher acts; otherwise it comments on what an expert does.
+    """The request of a teacher about `observation`, and the parser of its answer, which raises
+    ValueError with the reason. acts: whether the teacher acts; otherwise it comments on what an
+    expert does.
     """
     if not acts:
         right: Action = teacher_of(context.env).action()
         words = action_words(observation, right)
-        request = templates.commenting_request(observation, context, words, _mistaken(context), history_tokens)
+        request = templates.commenting_request(
+            observation, context, words, _mistaken(context), history_tokens
+        )
         return request, lambda text: (templates.parse_comment(text, observation, right), None)
-    request = templates.teaching_request(observation, context, _corrects(observation, context), history_tokens)
+    request = templates.teaching_request(
+        observation, context, _corrects(observation, context), history_tokens
+    )
     return request, partial(templates.parse_lesson, observation=observation)
 
 
 class ChatTeacher:
-    """Asks a chat model for an analysis and an action in one call, or only for a comment if an `actor` acts.
+    """Asks a chat model for an analysis and an action in one call, or only for a comment if an
+    `actor` acts.
 
-    actor: an expert, who also marks each action. The model then sees the env's best action, and must not name it.
+    actor: an expert, who also marks each action. The model then sees the env's best action, and
+    must not name it.
     """
 
-    def __init__(self, client: ChatClient, actor: Agent | None = None, history_tokens: int = HISTORY_TOKENS) -> None:
+    def __init__(
+        self, client: ChatClient, actor: Agent | None = None, history_tokens: int = HISTORY_TOKENS
+    ) -> None:
         self.client, self.actor, self.history_tokens = client, actor, history_tokens
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The model's action, or the expert's with the model's comment; a `failure` if there is no usable answer."""
-        request, read = lesson_asked(observation, context, self.history_tokens, acts=self.actor is None)
+        """The model's action, or the expert's with the model's comment; a `failure` if there is no
+        usable answer.
+        """
+        request, read = lesson_asked(
+            observation, context, self.history_tokens, acts=self.actor is None
+        )
         outcome = await self.client.ask(request, read)
         if outcome.value is None:
             text = f" (the answer was: {outcome.rejected.text!r})" if outcome.rejected else ""
             return Decision(0, failure=outcome.reason + text)
         comment, action = outcome.value
         if self.actor is not None:
-            return replace(await self.actor.decide(observation, context), reflection=comment, answer=comment)
+            return replace(
+                await self.actor.decide(observation, context), reflection=comment, answer=comment
+            )
         assert action is not None
         note = "correction" if _corrects(observation, context) else "positive"
         return Decision(action, comment, note=note, answer=templates.answer_text(comment, action))
 
 
 def _corrects(observation: Observation, context: Context) -> bool:
-    """Whether a teacher that acts corrects the last action here. What calls did wrong is in the state."""
+    """Whether a teacher that acts corrects the last action here. What calls did wrong is in the
+    state.
+    """
     return _mistaken(context) and not observation.tools
 
 

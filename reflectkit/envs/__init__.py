@@ -1,6 +1,8 @@
-"""The environments by name: those in the table, and those that installed packages offer as entry points.
+"""The environments by name: those in the table, and those that installed packages offer as entry
+points.
 
-A user's own env needs neither: pass `package.module:Class`, or the path of its file, `folder/file.py:Class`.
+A user's own env needs neither: pass `package.module:Class`, or the path of its file,
+`folder/file.py:Class`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    StringConstraints,
+    ValidationError,
+)
 
 from reflectkit.config import NoSettings, check_own_settings
 from reflectkit.env import Env, Teacher
@@ -44,9 +53,14 @@ SCHEMES = {
     "verifiers": "reflectkit.envs.adapters.verifiers:env_of",
 }
 """Families of envs, `SCHEME:REST`: the function that makes an env's class from REST."""
-ENV_HELP = f"Environment: {', '.join(ENVS)}, or your own as file.py:Class; its settings: --env NAME --help."
+ENV_HELP = (
+    f"Environment: {', '.join(ENVS)}, or your own as file.py:Class; its settings: --env NAME"
+    " --help."
+)
 PROBLEMS = "data.json"
-"""The file of the problems, in the folder of an env's records, of an env that does not list its own."""
+"""The file of the problems, in the folder of an env's records, of an env that does not list its
+own.
+"""
 RECORDS = "data_reflection_negative.json"
 """The file of the problems with their demonstrations, in the folder of an env's records."""
 PLUGINS = "reflectkit.envs"
@@ -73,10 +87,11 @@ def env_names() -> list[str]:
 
 
 def env_class(name: str | type) -> type[Env]:
-    """The class of env `name`, or a class of the calling program as an env. One that does not inherit from `Env` gets
-    its defaults.
+    """The class of env `name`, or a class of the calling program as an env. One that does not
+    inherit from `Env` gets its defaults.
 
-    Raises UnknownNameError, and ConfigError if it is not an env, or something of it is in the wrong place.
+    Raises UnknownNameError, and ConfigError if it is not an env, or something of it is in the wrong
+    place.
     """
     if isinstance(name, type):
         return _env_from(name, name.__name__)
@@ -88,7 +103,9 @@ def env_class(name: str | type) -> type[Env]:
     if scheme in SCHEMES:
         found: Any = resolve("scheme", scheme, SCHEMES)(rest)
     else:
-        found = resolve("env", name, ENVS, PLUGINS, lambda kind: callable(getattr(kind, "reset", None)))
+        found = resolve(
+            "env", name, ENVS, PLUGINS, lambda kind: callable(getattr(kind, "reset", None))
+        )
     if not isinstance(found, type):
         raise ConfigError(f"{name} is {found!r:.60}, and no class; name the class of an env")
     return _env_from(found, name)
@@ -97,7 +114,9 @@ def env_class(name: str | type) -> type[Env]:
 def _env_from(found: type, name: str) -> type[Env]:
     """`found` as an env. name: for errors. Raises ConfigError."""
     needed = ("reset", "step") if issubclass(found, Env) else ("reset",)
-    if lacking := [part for part in needed if getattr(found, part, None) in (None, getattr(Env, part))]:
+    if lacking := [
+        part for part in needed if getattr(found, part, None) in (None, getattr(Env, part))
+    ]:
         raise ConfigError(f"{name} is no env: it lacks {', '.join(lacking)}")
     kind: type[Env] = _checked(found, name)
     return kind
@@ -109,11 +128,16 @@ def _checked(kind: Any, name: str) -> Any:
     from reflectkit.envs.adapters.plain import settings_of
 
     has_methods = hasattr(kind, "step") and "task" in inspect.signature(kind.reset).parameters
-    has_methods = has_methods and not hasattr(kind, "get_reward")  # whose task is a column, and whose step is a tool
+    # Whose task is a column, and whose step is a tool
+    has_methods = has_methods and not hasattr(kind, "get_reward")
     if not issubclass(kind, Env) and not has_methods:
         kind = adapted(kind)
     if not issubclass(kind, Env):
-        namespace = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+        namespace = {
+            "__module__": kind.__module__,
+            "__qualname__": kind.__qualname__,
+            "__doc__": kind.__doc__,
+        }
         metaclass: Any = type(kind)
         kind = metaclass(kind.__name__, (kind, Env), namespace)
     if not hasattr(kind, "name"):
@@ -122,18 +146,26 @@ def _checked(kind: Any, name: str) -> Any:
         raise ConfigError(f"{name}: its tasks() is asked of the class; write @classmethod above it")
     if not (isinstance(kind.teacher_type, type) and issubclass(kind.teacher_type, Teacher)):
         raise ConfigError(
-            f"{name}: its teacher_type is {brief(kind.teacher_type)}; name a subclass of reflectkit.Teacher"
+            f"{name}: its teacher_type is {brief(kind.teacher_type)}; name a subclass of"
+            " reflectkit.Teacher"
         )
     if kind.teacher_type.has("mistakes") and not kind.teacher_type.has("note"):
-        raise ConfigError(f"{name}: its teacher has mistakes() but no note(), which marks them; add it")
-    values = {trait: getattr(kind, trait, None) for trait in ("name", "levels", "horizons", "max_concurrency")}
+        raise ConfigError(
+            f"{name}: its teacher has mistakes() but no note(), which marks them; add it"
+        )
+    values = {
+        trait: getattr(kind, trait, None)
+        for trait in ("name", "levels", "horizons", "max_concurrency")
+    }
     values |= {trait: getattr(kind.teacher_type, trait) for trait in ("noise", "negatives")}
     try:
         _Attributes.model_validate(values)
     except ValidationError as error:
         wrong = error.errors()[0]
         trait = str(wrong["loc"][0])
-        raise ConfigError(f"{name}: its {trait} are {brief(values[trait])}: {wrong['msg']}") from None
+        raise ConfigError(
+            f"{name}: its {trait} are {brief(values[trait])}: {wrong['msg']}"
+        ) from None
     if kind.Settings is NoSettings:
         kind.Settings = settings_of(kind)
     check_own_settings(kind.Settings, f"env '{name}'")
@@ -150,8 +182,8 @@ def maker(
 ) -> Callable[[], Env]:
     """Makes fresh envs, each with `settings`. Raises ConfigError if their constructor takes others.
 
-    horizon: truncate episodes after that many steps. shuffle: shuffle the choices at each step. data_folder: the env's
-    folder for data.
+    horizon: truncate episodes after that many steps. shuffle: shuffle the choices at each step.
+    data_folder: the env's folder for data.
     """
     from reflectkit.rollouts.wrappers import fresh
 
@@ -162,15 +194,16 @@ def maker(
         pass  # a class whose constructor is not Python's own
     except TypeError as error:
         raise ConfigError(
-            f"env '{name}' cannot be made: its constructor: {error}; it takes an argument for each field of Settings,"
+            f"env '{name}' cannot be made: its constructor: {error}; it takes an argument for"
+            " each field of Settings,"
             " and no others without a default"
         ) from None
     return partial(fresh, kind, settings, horizon, data_folder, shuffle=shuffle)
 
 
 def make(name: str | type, horizon: int | None = None, **settings: Any) -> Env:
-    """A fresh env; see `maker`. horizon: steps after which an episode is truncated; None: the horizon of the problem's
-    level, or 15.
+    """A fresh env; see `maker`. horizon: steps after which an episode is truncated; None: the
+    horizon of the problem's level, or 15.
     """
     env: Any = maker(name, horizon, **settings)()
     env.by_level = horizon is None
@@ -178,29 +211,39 @@ def make(name: str | type, horizon: int | None = None, **settings: Any) -> Env:
 
 
 def listed(name: str, level: str, settings: Any = None) -> list[Task]:
-    """The problems of `level` that env `name` lists. settings: the env's own. Raises ConfigError if there are none, if
-    they are no tasks of it, or share an id.
+    """The problems of `level` that env `name` lists. settings: the env's own. Raises ConfigError if
+    there are none, if they are no tasks of it, or share an id.
     """
     kind = env_class(name)
     given: Any = kind.taskset.with_settings(settings).tasks(level)
     lists = f"env '{name}': tasks({level!r}) lists"
     if not isinstance(given, Iterable):
-        raise ConfigError(f"env '{name}': tasks({level!r}) returned {brief(given)}; return a list of Task")
+        raise ConfigError(
+            f"env '{name}': tasks({level!r}) returned {brief(given)}; return a list of Task"
+        )
     tasks: dict[str, Task] = {}
     for task in given:
-        if not isinstance(task, Task) or not all(isinstance(text, str) for text in (task.id, task.group)):
-            raise ConfigError(f"{lists} {task!r:.120}; return a list of Task, with texts as id and group")
+        if not isinstance(task, Task) or not all(
+            isinstance(text, str) for text in (task.id, task.group)
+        ):
+            raise ConfigError(
+                f"{lists} {task!r:.120}; return a list of Task, with texts as id and group"
+            )
         if task.env != kind.name or task.level not in kind.levels:
             raise ConfigError(
-                f"{lists} '{task.id}' as a task of env '{task.env}' at level '{task.level}'; write '{kind.name}' and"
+                f"{lists} '{task.id}' as a task of env '{task.env}' at level '{task.level}';"
+                f" write '{kind.name}' and"
                 f" one of {', '.join(kind.levels)}"
             )
         if task.id in tasks:
             raise ConfigError(f"{lists} '{task.id}' twice; give each problem its own id")
         try:
-            tasks[task.id] = replace(task, data=json.loads(json.dumps(task.data, allow_nan=False)))  # as in files
+            # As in files
+            tasks[task.id] = replace(task, data=json.loads(json.dumps(task.data, allow_nan=False)))
         except (TypeError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{lists} '{task.id}' with data that is not valid JSON ({error})") from None
+            raise ConfigError(
+                f"{lists} '{task.id}' with data that is not valid JSON ({error})"
+            ) from None
     if not tasks:
         raise ConfigError(NONE_LISTED.format(name, level))
     return list(tasks.values())
@@ -210,7 +253,10 @@ def cluster_of(name: str, task: Task) -> str:
     """The cluster of `task`. Raises ConfigError if it is not a non-empty text."""
     cluster: Any = env_class(name).taskset.cluster(task)
     if not isinstance(cluster, str) or not cluster:
-        raise ConfigError(f"env '{name}': cluster must return a text that is not empty, it returned {brief(cluster)}")
+        raise ConfigError(
+            f"env '{name}': cluster must return a text that is not empty, it returned"
+            f" {brief(cluster)}"
+        )
     return cluster
 
 
@@ -218,12 +264,17 @@ def split_of(name: str, task: Task) -> str:
     """The split that `task` comes with, or "". Raises ConfigError if there is no such split."""
     split = env_class(name).taskset.split_of(task)
     if split not in ("", *SPLITS):
-        raise ConfigError(f"env '{name}': split_of must return {', '.join(SPLITS)} or '', it returned {brief(split)}")
+        raise ConfigError(
+            f"env '{name}': split_of must return {', '.join(SPLITS)} or '', it returned"
+            f" {brief(split)}"
+        )
     return split
 
 
 def data_folder(name: str, data_dir: Path) -> Path:
-    """The folder of the env's files: its name under `data_dir`, or the name of an own class in lower case."""
+    """The folder of the env's files: its name under `data_dir`, or the name of an own class in
+    lower case.
+    """
     if ":" in name or name.endswith(".py"):
         name = env_class(name).__name__.lower().replace("/", "-")
     return data_dir / name

@@ -1,10 +1,10 @@
 """Conversations between a user and an agent with tools: the base of the envs of this kind.
 
-An agent's action is one call of a tool or one reply to the user. Anything else (several calls, a call with an error, no
-words) is refused: nothing is executed, and the agent reads why; `several_calls` may let the first of several valid
-calls be carried out instead. The transcript only grows, and holds the agent's text
-as it was written, so that a prompt begins with the one before it. The user reads the same text without reasoning and
-marks.
+An agent's action is one call of a tool or one reply to the user. Anything else (several calls, a
+call with an error, no words) is refused: nothing is executed, and the agent reads why;
+`several_calls` may let the first of several valid calls be carried out instead. The transcript only
+grows, and holds the agent's text as it was written, so that a prompt begins with the one before it.
+The user reads the same text without reasoning and marks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ ONE_CALL = "call one tool, or reply to the user; nothing was executed"
 
 OPENED, CLOSED = THOUGHT
 MARKS = re.compile(
-    r"<[|\uff5c][^<>|\uff5c\s]{1,40}[|\uff5c]>"  # <|im_end|>, <|python_tag|>, and with full-width bars
+    # <|im_end|>, <|python_tag|>, and with full-width bars
+    r"<[|\uff5c][^<>|\uff5c\s]{1,40}[|\uff5c]>"
     r"|</?(?:tool_call|tool_response|think|s|pad|bos|eos|unk|start_of_turn|end_of_turn)>"
     r"|\[/?(?:INST|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS)\]"
     r"|\x1e"
@@ -45,21 +46,25 @@ THOUGHTS = re.compile(
     re.DOTALL,
 )
 """Reasoning of Gemma 4, GPT-OSS and Muse Glimmer."""
-HEADERS = re.compile(r"<\|start\|>assistant|<\|channel\|>\w+(?=<\|message\|>)| ?to=[\w.:-]+(?=<\|message\|>)")
+HEADERS = re.compile(
+    r"<\|start\|>assistant|<\|channel\|>\w+(?=<\|message\|>)| ?to=[\w.:-]+(?=<\|message\|>)"
+)
 """Of a message of the last two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why an action is neither a call nor a reply, for the agent to read. parts: how many parts of it were refused."""
+    """Why an action is neither a call nor a reply, for the agent to read. parts: how many parts of
+    it were refused.
+    """
 
     text: str
     parts: int = 1
 
 
 def read_action(use: ToolUse, *, first: bool = False) -> ToolCall | str | Refusal:
-    """What the agent does: a call, or the words that the user hears. first: of several calls without an error, the
-    first one counts.
+    """What the agent does: a call, or the words that the user hears. first: of several calls
+    without an error, the first one counts.
     """
     count = len(use.calls) + len(use.errors)
     if count > 1 and not (first and not use.errors):
@@ -72,7 +77,8 @@ def read_action(use: ToolUse, *, first: bool = False) -> ToolCall | str | Refusa
 
 
 def spoken(text: str) -> str:
-    """What the user hears of the agent's `text`: without reasoning, even if it was not ended, and special marks.
+    """What the user hears of the agent's `text`: without reasoning, even if it was not ended, and
+    special marks.
 
     >>> spoken("<think>An old order.</think>\\n\\nWhich order is it?<|im_end|>")
     'Which order is it?'
@@ -81,7 +87,8 @@ def spoken(text: str) -> str:
     kept = ""
     for part in thinking:
         before, opened, _ = part.partition(OPENED)
-        kept = kept + before if opened else ""  # without an opening mark, all before it was a thought
+        # Without an opening mark, all before it was a thought
+        kept = kept + before if opened else ""
     return cut(MARKS.sub("", (kept + last).partition(OPENED)[0]).strip(), LONGEST_REPLY)
 
 
@@ -96,16 +103,23 @@ def cut(text: str, limit: int) -> str:
 
 
 class UserSettings(Config):
-    """Settings of a conversation with a user who may be a chat model; a subclass adds `user`, which names it."""
+    """Settings of a conversation with a user who may be a chat model; a subclass adds `user`, which
+    names it.
+    """
 
     chat_models: ClassVar[Mapping[str, str]] = {"user": "reflectkit.chat.env_models:ChatUser"}
     several_calls: Literal["refuse", "first"] = option(
         REFUSE,
-        help="What several calls in one turn do: refuse (none is carried out, and the agent is told why) or first (the"
+        help="What several calls in one turn do: refuse (none is carried out, and the agent is told"
+        " why) or first (the"
         " first is, and the others are passed over).",
     )
-    user_url: str | None = option(None, help="The server of the user's model; for local: http://localhost:1234/v1.")
-    user_max_usd: float | None = option(None, help="The most that the user's model may cost, in US dollars.", gt=0)
+    user_url: str | None = option(
+        None, help="The server of the user's model; for local: http://localhost:1234/v1."
+    )
+    user_max_usd: float | None = option(
+        None, help="The most that the user's model may cost, in US dollars.", gt=0
+    )
 
 
 class ConversationTeacher(Teacher):
@@ -153,8 +167,9 @@ class ConversationEnv(Env):
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`. The observation is awaitable if the user's words are.
 
-        Raises DataError: another env's task, or a level or data that this env does not know. ConfigError: something to
-        be installed is missing. EnvironmentFailure: the user cannot be asked.
+        Raises DataError: another env's task, or a level or data that this env does not know.
+        ConfigError: something to be installed is missing. EnvironmentFailure: the user cannot be
+        asked.
         """
         self._steps, self.mark, self._seed = 0, "", seed
         policy = self._begin(task, seed)
@@ -167,11 +182,11 @@ class ConversationEnv(Env):
         return followed(self._user_turn(""), opened)
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
-        """Carry out a call, or tell the user the reply. Text is read as a call in the plain form, or else as a reply.
-        The result is awaitable if the user's answer is.
+        """Carry out a call, or tell the user the reply. Text is read as a call in the plain form,
+        or else as a reply. The result is awaitable if the user's answer is.
 
-        Raises IllegalActionError: a choice. ConfigError: a reply, and there is no user. EnvironmentFailure: the user
-        cannot be asked.
+        Raises IllegalActionError: a choice. ConfigError: a reply, and there is no user.
+        EnvironmentFailure: the user cannot be asked.
         """
         use = read_use(action, self._tools, self.name)
         meaning = read_action(use, first=self._first)
@@ -186,7 +201,12 @@ class ConversationEnv(Env):
             return self._result({"refused": meaning.parts}, ended=False)
         executed = self._execute(meaning)
         fits = isinstance(executed, tuple) and len(executed) == 3 and isinstance(executed[0], str)
-        self._need("_execute", fits, executed, "(a text, whether it was refused, whether it ends the conversation)")
+        self._need(
+            "_execute",
+            fits,
+            executed,
+            "(a text, whether it was refused, whether it ends the conversation)",
+        )
         result, refused, ended = executed
         self.messages.append(Message("tool", cut(result, LONGEST_RESULT), name=meaning.name))
         wrong = len(use.calls) - 1 + bool(refused)  # those passed over, too
@@ -207,7 +227,9 @@ class ConversationEnv(Env):
     def _need(self, method: str, fits: bool, returned: object, wanted: str) -> None:
         """Raises ConfigError unless what the subclass's `method` returned `fits`."""
         if not fits:
-            raise ConfigError(f"{method}() of env '{self.name}' returned {brief(returned)}; return {wanted}")
+            raise ConfigError(
+                f"{method}() of env '{self.name}' returned {brief(returned)}; return {wanted}"
+            )
 
     def _result(self, info: dict[str, Any], *, ended: bool) -> StepResult:
         self._after(ended)

@@ -5,12 +5,13 @@ Observation
 Choices
     0 left, 1 right.
 Reward
-    -0.1 a step, +1 on reaching the goal; an episode that is cut short pays for the steps it had left. From cell s in a
-    corridor of n cells the best return is 1 - 0.1 (n - 1 - s).
+    -0.1 a step, +1 on reaching the goal; an episode that is cut short pays for the steps it had
+    left. From cell s in a corridor of n cells the best return is 1 - 0.1 (n - 1 - s).
 Episode end
     On the goal, the last cell. Walking left out of the first cell changes nothing.
 Source
-    Written for this project; the chain of Sutton and Barto, Reinforcement Learning, example 6.2, with one end.
+    Written for this project; the chain of Sutton and Barto, Reinforcement Learning, example 6.2,
+    with one end.
 """
 
 from __future__ import annotations
@@ -35,7 +36,13 @@ class CorridorTasks(Taskset):
         """One task for each cell but the goal."""
         starts = range(CELLS[level] - 1)
         return [
-            Task(f"corridor-{level}-{start}", self.env.name, level, f"start-{start}", {"start": start})
+            Task(
+                f"corridor-{level}-{start}",
+                self.env.name,
+                level,
+                f"start-{start}",
+                {"start": start},
+            )
             for start in starts
         ]
 
@@ -65,7 +72,9 @@ class CorridorTeacher(Teacher):
     def confirms(self, comment: str) -> bool:
         """Whether it names the way; only a mistake may be called one."""
         blames = comment.startswith(WRONG)
-        return comment.removeprefix(WRONG) in self._ways() and (self.env.note == "mistake" or not blames)
+        return comment.removeprefix(WRONG) in self._ways() and (
+            self.env.note == "mistake" or not blames
+        )
 
     def _ways(self) -> tuple[str, str]:
         """Where the goal is, in two wordings."""
@@ -87,7 +96,8 @@ class Corridor(ChoiceEnv):
     horizons: ClassVar[dict[str, int]] = {"short": 8, "long": 16}
     rules: ClassVar[str] = (
         "Goal: walk along the corridor to the cell G, at its right end. T is where you are.\n"
-        "Actions: left and right move you by one cell. Going left in the first cell changes nothing.\n"
+        "Actions: left and right move you by one cell. Going left in the first cell changes"
+        " nothing.\n"
         "End: the episode ends in success when you reach G.\n"
         f"Reward: {STEP_REWARD:g} per step, {GOAL_REWARD:+g} for reaching G."
     )
@@ -101,7 +111,11 @@ class Corridor(ChoiceEnv):
         self.note = "good" if action == 1 else "mistake"
         self.place = max(0, self.place + (1 if action == 1 else -1))
         reached = self.place == self.size - 1
-        return STEP_REWARD + (GOAL_REWARD if reached else 0.0), reached, {"state": self.place, "success": reached}
+        return (
+            STEP_REWARD + (GOAL_REWARD if reached else 0.0),
+            reached,
+            {"state": self.place, "success": reached},
+        )
 
     def truncation_penalty(self, steps_left: int) -> float:
         """The cost of the remaining steps."""

@@ -17,7 +17,9 @@ class Generated:
     """What a generator made."""
 
     tasks: Mapping[str, Sequence[Task]]
-    """Problems by the name of their file of records, without `.json`. A file without problems is removed."""
+    """Problems by the name of their file of records, without `.json`. A file without problems is
+    removed.
+    """
     figures: Mapping[str, Any]
     """Figures for the report: JSON values by name."""
     tables: tuple[Table, ...] = ()

@@ -1,7 +1,8 @@
-"""Environments that a Python program hands over as classes: `class:Maze-3f2a91c0`, the class's name and its source.
+"""Environments that a Python program hands over as classes: `class:Maze-3f2a91c0`, the class's name
+and its source.
 
-Such a name is known in the program that made it, and nowhere else. Its digits are a digest of the source, so a run has
-another identity once the class is edited.
+Such a name is known in the program that made it, and nowhere else. Its digits are a digest of the
+source, so a run has another identity once the class is edited.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ _CLASSES: dict[str, type] = {}
 def name_of(kind: type) -> str:
     """The name under which commands of this program know the class `kind`."""
     source = "\n".join(_sources(kind))
-    digits = hashlib.sha256(source.encode("utf-8", "replace")).hexdigest()[:8] if source else uuid4().hex[:8]
+    digits = (
+        hashlib.sha256(source.encode("utf-8", "replace")).hexdigest()[:8]
+        if source
+        else uuid4().hex[:8]
+    )
     name = f"{kind.__name__}-{digits}"
     _CLASSES[name] = kind
     return f"{SCHEME}:{name}"
@@ -38,14 +43,16 @@ def env_of(name: str) -> type:
     """The class that was handed over as `name`. Raises ConfigError in another program."""
     if name not in _CLASSES:
         raise ConfigError(
-            f"env '{SCHEME}:{name}' is a class of another Python program; save it in a file, and write FILE.py:CLASS"
+            f"env '{SCHEME}:{name}' is a class of another Python program; save it in a file,"
+            " and write FILE.py:CLASS"
         )
     return _CLASSES[name]
 
 
 def _sources(kind: type) -> list[str]:
-    """What decides how `kind` behaves, as far as it was defined where it was: its attributes and functions, and the
-    constants and functions of its module that these name. Nothing if a function has no source.
+    """What decides how `kind` behaves, as far as it was defined where it was: its attributes and
+    functions, and the constants and functions of its module that these name. Nothing if a function
+    has no source.
     """
     parts: list[str] = []
     pending: list[Any] = [base for base in kind.__mro__ if base.__module__ == kind.__module__]

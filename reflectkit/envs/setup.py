@@ -14,7 +14,17 @@ from typing_extensions import override
 from reflectkit.config import Config, NoSettings, chosen_by, flag, option
 from reflectkit.console import Progress
 from reflectkit.env import DEFAULT_HORIZON, Env, Taskset, check_teacher
-from reflectkit.envs import ENV_HELP, ENVS, PROBLEMS, RECORDS, SPLITS, data_folder, env_class, listed, maker
+from reflectkit.envs import (
+    ENV_HELP,
+    ENVS,
+    PROBLEMS,
+    RECORDS,
+    SPLITS,
+    data_folder,
+    env_class,
+    listed,
+    maker,
+)
 from reflectkit.errors import ConfigError, DataError, unknown_name
 from reflectkit.files import missing
 from reflectkit.registry import code_files, module_of, resolve
@@ -29,7 +39,8 @@ HORIZON_HELP = "Maximum steps per episode; 0: the env's default for the level."
 
 
 def problem_settings(by: str) -> Any:
-    """A sub-config of the env's settings, in a command that needs them only where they say which problems it has.
+    """A sub-config of the env's settings, in a command that needs them only where they say which
+    problems it has.
 
     by: the attribute with the env's name.
     """
@@ -45,7 +56,9 @@ class EnvConfig(Config):
     """Environment: which one, and its own settings."""
 
     name: str = option(help=ENV_HELP, name="env")
-    settings: Any = chosen_by("name", settings=lambda name: env_class(name).Settings, names=lambda: ENVS)
+    settings: Any = chosen_by(
+        "name", settings=lambda name: env_class(name).Settings, names=lambda: ENVS
+    )
     shuffle_action: bool = option(
         False, help="Shuffle the order of the actions, and therefore their labels, at each step."
     )
@@ -69,7 +82,9 @@ class EnvConfig(Config):
     @property
     @override
     def environment(self) -> dict[str, str]:
-        endpoints = [setting.endpoint for setting in chat_settings(self.settings) if setting.endpoint]
+        endpoints = [
+            setting.endpoint for setting in chat_settings(self.settings) if setting.endpoint
+        ]
         if not endpoints:
             return {}
         from reflectkit.chat.config import address_in_use
@@ -83,7 +98,9 @@ class EnvConfig(Config):
         return [note] if note else []
 
     def require_teacher(self, *needed: str) -> None:
-        """Raises ConfigError if the env's teacher lacks a method that is `needed`, or cannot act with the settings."""
+        """Raises ConfigError if the env's teacher lacks a method that is `needed`, or cannot act
+        with the settings.
+        """
         check_teacher(self.kind.teacher_type, self.kind.name, *needed)
         self.kind.teacher_type.check(self.settings)
 
@@ -98,7 +115,9 @@ class PlugInConfig(Config):
     @property
     def setup(self) -> EnvSetup:
         """The environment."""
-        return EnvSetup(self.env.name, self.data_dir, self.env.settings, self.env.shuffle_action, self.horizon)
+        return EnvSetup(
+            self.env.name, self.data_dir, self.env.settings, self.env.shuffle_action, self.horizon
+        )
 
 
 class RolloutConfig(Config):
@@ -136,7 +155,9 @@ class EnvSetup:
     """Of such a call; None: its default."""
 
     @classmethod
-    def of(cls, env: EnvConfig, run: RunConfig, horizon: int = 0, chat: ChatConfig | None = None) -> EnvSetup:
+    def of(
+        cls, env: EnvConfig, run: RunConfig, horizon: int = 0, chat: ChatConfig | None = None
+    ) -> EnvSetup:
         """The environment of a command with these settings."""
         limits = (chat.timeout_s, chat.concurrency, chat.max_answer_tokens) if chat else ()
         return cls(env.name, run.data_dir, env.settings, env.shuffle_action, horizon, *limits)
@@ -171,8 +192,8 @@ class EnvSetup:
         return self.env_folder / self.taskset.records_folder
 
     def require(self, path: Path, *, demonstrated: bool = False) -> None:
-        """Raises DataError, with the commands to run first, if `path` is missing. demonstrated: it must hold
-        demonstrations, too.
+        """Raises DataError, with the commands to run first, if `path` is missing. demonstrated: it
+        must hold demonstrations, too.
         """
         if path.exists():
             return
@@ -181,7 +202,8 @@ class EnvSetup:
         made = not taskset.has("tasks") and bool(taskset.problem_generator or explores)
         lacks = {name: not (self.folder / name).exists() for name in (PROBLEMS, RECORDS, splits[0])}
         commands: list[str] = []
-        name = path.name if path.parent == self.folder else ""  # of the file that the first command must make
+        # Of the file that the first command must make
+        name = path.name if path.parent == self.folder else ""
         if name.startswith("sft"):
             commands, demonstrated = [f"`reflectkit gen-sft {env}`"], True
             name = splits[0] if lacks[splits[0]] else ""
@@ -193,8 +215,14 @@ class EnvSetup:
             commands.insert(0, f"`reflectkit gen-trajectory {env}`")
             name = PROBLEMS if made and lacks[PROBLEMS] else ""
         if name == PROBLEMS:
-            filters = ["`reflectkit filter-repo`"] if explores and not self.repos_folder.exists() else []
-            own = [*filters, f"`reflectkit gen-task {env}`", *(["`reflectkit filter-task`"] if explores else [])]
+            filters = (
+                ["`reflectkit filter-repo`"] if explores and not self.repos_folder.exists() else []
+            )
+            own = [
+                *filters,
+                f"`reflectkit gen-task {env}`",
+                *(["`reflectkit filter-task`"] if explores else []),
+            ]
             commands = [*own, *commands]
         if not commands:
             raise missing(path)
@@ -208,7 +236,9 @@ class EnvSetup:
 
     @property
     def code_files(self) -> list[Path]:
-        """The files of the env's code where it is the user's own: inputs of a run, so that an edit makes a new one."""
+        """The files of the env's code where it is the user's own: inputs of a run, so that an edit
+        makes a new one.
+        """
         if self.env in ENVS:
             return []
         kind, named = self.kind, module_of(self.env.removeprefix("gymnasium:"))
@@ -228,16 +258,20 @@ class EnvSetup:
         return self._maker(horizon)()
 
     def _maker(self, horizon: int | None) -> Callable[[], Env]:
-        arguments = {name: getattr(self.settings, name) for name in type(self.settings).model_fields}
+        arguments = {
+            name: getattr(self.settings, name) for name in type(self.settings).model_fields
+        }
         for setting in chat_settings(self.settings):
             arguments.pop(f"{setting.name}_url", None)
             arguments.pop(f"{setting.name}_max_usd", None)
             arguments[setting.name] = self._asker_of(setting)
-        return maker(self.env, horizon, shuffle=self.shuffle_action, data_folder=self.env_folder, **arguments)
+        return maker(
+            self.env, horizon, shuffle=self.shuffle_action, data_folder=self.env_folder, **arguments
+        )
 
     def asked(self, progress: Progress) -> dict[str, dict[str, float]]:
-        """What this process has asked the env's chat models, by setting and model, e.g. "user openai:MODEL": see
-        `ChatClient.usage`. It is reported to `progress`, too.
+        """What this process has asked the env's chat models, by setting and model, e.g. "user
+        openai:MODEL": see `ChatClient.usage`. It is reported to `progress`, too.
         """
         usages = {}
         for setting in chat_settings(self.settings):
@@ -250,12 +284,16 @@ class EnvSetup:
             model = f"{setting.name} {setting.endpoint}"
             cost = f"{usage['usd']:.4f} US dollars" if "usd" in usage else "at an unknown price"
             answers = pluralize(int(usage["calls"] + usage["replayed"]), "answer")
-            progress.news(f"the {model}: {answers}, {usage['replayed']:,} of them from the journal, {cost}")
+            progress.news(
+                f"the {model}: {answers}, {usage['replayed']:,} of them from the journal, {cost}"
+            )
             usages[model] = usage
         return usages
 
     def _asker_of(self, setting: ChatSetting) -> Any:
-        """The object that asks the chat model of a setting, one for all envs of the process; None if it names none."""
+        """The object that asks the chat model of a setting, one for all envs of the process; None
+        if it names none.
+        """
         if setting.endpoint is None:
             return None
         place = setting.asker, setting.endpoint, self.env_folder / f"{setting.name}.jsonl"
@@ -265,16 +303,19 @@ class EnvSetup:
         return asker
 
     def input_files(self, tasks: Iterable[Task]) -> list[Path]:
-        """The files and folders that these tasks use, besides their records, and code of the user's own: inputs of a
-        run.
+        """The files and folders that these tasks use, besides their records, and code of the user's
+        own: inputs of a run.
         """
-        return [*self.code_files, *self.kind.taskset.input_files(self.settings, self.env_folder, list(tasks))]
+        return [
+            *self.code_files,
+            *self.kind.taskset.input_files(self.settings, self.env_folder, list(tasks)),
+        ]
 
 
 @dataclass(frozen=True)
 class ChatSetting:
-    """A setting of an env that names a chat model; see `Env.Settings`. asker: the class that asks it, as
-    "module:Class". endpoint: the model; None if the setting is at its default.
+    """A setting of an env that names a chat model; see `Env.Settings`. asker: the class that asks
+    it, as "module:Class". endpoint: the model; None if the setting is at its default.
     """
 
     name: str
@@ -284,8 +325,8 @@ class ChatSetting:
 
 
 def chat_settings(settings: Any) -> list[ChatSetting]:
-    """The settings of an env that name chat models. Raises ConfigError for one that cannot be asked, an address without
-    a model, and a budget that cannot be enforced.
+    """The settings of an env that name chat models. Raises ConfigError for one that cannot be
+    asked, an address without a model, and a budget that cannot be enforced.
     """
     found = []
     for name, asker in getattr(settings, "chat_models", {}).items():
@@ -298,11 +339,20 @@ def chat_settings(settings: Any) -> list[ChatSetting]:
         endpoint = None
         if model != default:
             endpoint = parse_endpoint(model, url, flag(name), f"{default}, ", flag(f"{name}_url"))
-        elif given := [part for part, value in (("url", url), ("max_usd", budget)) if value is not None]:
-            raise ConfigError(f"{flag(f'{name}_{given[0]}')} needs a {flag(name)}, e.g. openai:MODEL")
-        if endpoint and budget is not None and not prices_of(endpoint.kind, endpoint.model, None, None).known:
+        elif given := [
+            part for part, value in (("url", url), ("max_usd", budget)) if value is not None
+        ]:
             raise ConfigError(
-                f"{flag(f'{name}_max_usd')} cannot hold for {flag(name)} {endpoint}, whose price is unknown; leave it"
+                f"{flag(f'{name}_{given[0]}')} needs a {flag(name)}, e.g. openai:MODEL"
+            )
+        if (
+            endpoint
+            and budget is not None
+            and not prices_of(endpoint.kind, endpoint.model, None, None).known
+        ):
+            raise ConfigError(
+                f"{flag(f'{name}_max_usd')} cannot hold for {flag(name)} {endpoint}, whose price"
+                " is unknown; leave it"
                 " out, or name a model with a known price"
             )
         found.append(ChatSetting(name, asker, endpoint, budget))
@@ -310,15 +360,21 @@ def chat_settings(settings: Any) -> list[ChatSetting]:
 
 
 def refuse_uncounted(env: EnvConfig, *, dry_run: bool, max_cost_usd: float | None) -> None:
-    """Raises ConfigError where a budget or a forecast is wanted, and the env asks a chat model of its own, as
-    neither counts that.
+    """Raises ConfigError where a budget or a forecast is wanted, and the env asks a chat model of
+    its own, as neither counts that.
     """
     for setting in chat_settings(env.settings):
         name, endpoint = flag(setting.name), setting.endpoint
-        unlimited = max_cost_usd is not None and endpoint and endpoint.kind != "local" and setting.budget_usd is None
+        unlimited = (
+            max_cost_usd is not None
+            and endpoint
+            and endpoint.kind != "local"
+            and setting.budget_usd is None
+        )
         if endpoint and (dry_run or unlimited):
             raise ConfigError(
-                f"{'--dry-run' if dry_run else '--max-cost-usd'} does not count what {name} {endpoint} is asked; leave"
+                f"{'--dry-run' if dry_run else '--max-cost-usd'} does not count what {name}"
+                f" {endpoint} is asked; leave"
                 f" it out, or leave out {name}"
             )
 
@@ -335,39 +391,61 @@ def check_level(env: str, level: str) -> None:
         raise unknown_name(f"level of env '{env}'", level, levels)
 
 
-def at_level(env: str, tasks: list[Task], level: str, path: Path, option: str = "--level") -> list[Task]:
-    """`tasks` as problems of `level`, each once. Raises DataError if there are none, or one cannot be played at any
-    level. option: the flag that chooses another level.
+def at_level(
+    env: str, tasks: list[Task], level: str, path: Path, option: str = "--level"
+) -> list[Task]:
+    """`tasks` as problems of `level`, each once. Raises DataError if there are none, or one cannot
+    be played at any level. option: the flag that chooses another level.
     """
     kind = env_class(env)
     for task in tasks:
-        if task.level not in kind.levels and not any(kind.taskset.at_level(task, other) for other in kind.levels):
+        if task.level not in kind.levels and not any(
+            kind.taskset.at_level(task, other) for other in kind.levels
+        ):
             raise DataError(
                 path,
-                f"task '{task.id}' has level {task.level!r}, and no level can play it: {', '.join(kind.levels)}",
+                (
+                    f"task '{task.id}' has level {task.level!r}, and no level can play it:"
+                    f" {', '.join(kind.levels)}"
+                ),
                 field="level",
             )
     moved = [kind.taskset.at_level(task, level) for task in tasks]
     tasks_by_id = {task.id: task for task in moved if task is not None}
     if not tasks_by_id:
-        others = " or ".join(f"{option} {other}" for other in sorted({task.level for task in tasks}))
-        own = "" if env in ENVS else f"; at_level() of env '{env}' may return a problem of another level as one of it"
-        raise DataError(path, f"has no task of level '{level}'; add {others}, or generate some{own}")
+        others = " or ".join(
+            f"{option} {other}" for other in sorted({task.level for task in tasks})
+        )
+        own = (
+            ""
+            if env in ENVS
+            else f"; at_level() of env '{env}' may return a problem of another level as one of it"
+        )
+        raise DataError(
+            path, f"has no task of level '{level}'; add {others}, or generate some{own}"
+        )
     return list(tasks_by_id.values())
 
 
 def not_repeatable(env: str, task: str, step: int) -> ConfigError:
-    """The error for an env that shows something else in `step` of a problem when it is played again from one seed."""
+    """The error for an env that shows something else in `step` of a problem when it is played again
+    from one seed.
+    """
     return ConfigError(
-        f"env '{env}': step {step} of task '{task}' differs when it is played again with the same seed; draw from"
-        " random.Random(seed) in the env, and show neither the time nor what an earlier episode left"
+        f"env '{env}': step {step} of task '{task}' differs when it is played again with the"
+        " same seed; draw from"
+        " random.Random(seed) in the env, and show neither the time nor what an earlier episode"
+        " left"
     )
 
 
 def check_explores(stage: str, env: str) -> None:
     """Raises ConfigError for an env whose problems are not about repositories."""
     if not env_class(env).taskset.repositories_folder:
-        explorers = " or ".join(name for name in ENVS if env_class(name).taskset.repositories_folder)
+        explorers = " or ".join(
+            name for name in ENVS if env_class(name).taskset.repositories_folder
+        )
         raise ConfigError(
-            f"{stage} works only on repositories (--env {explorers}); '{env}' lists its own problems (gen-trajectory)"
+            f"{stage} works only on repositories (--env {explorers}); '{env}' lists its own"
+            " problems (gen-trajectory)"
         )

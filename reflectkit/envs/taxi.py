@@ -1,25 +1,30 @@
-"""DangerousTaxi: gymnasium's Taxi-v4 as a text map, in which an action that changes nothing is fatal. `taxi` has
-Taxi-v4's map of 5 x 5 cells, `taxi-maps` 310 maps of 7 x 7 cells, for tests on maps that a policy has never seen.
+"""DangerousTaxi: gymnasium's Taxi-v4 as a text map, in which an action that changes nothing is
+fatal. `taxi` has Taxi-v4's map of 5 x 5 cells, `taxi-maps` 310 maps of 7 x 7 cells, for tests on
+maps that a policy has never seen.
 
-Departs from the Reflect-RL code: the oracle is one reverse breadth-first search over all states (not copies of the
-env), every episode is seeded, and nothing is kept across a reset.
+Departs from the Reflect-RL code: the oracle is one reverse breadth-first search over all states
+(not copies of the env), every episode is seeded, and nothing is kept across a reset.
 
 Observation
-    One line of rules, the map, the last move. `T` taxi, `P` passenger, `D` destination, `O` taxi on the waiting
-    passenger, `X` taxi with the passenger aboard, `|` wall. A `D` that is not seen is under the taxi, so the map alone
-    determines the state. `taxi-maps` also shows the other stands, `S`, and writes a wall as a small letter, or `|` for
-    `.`, in the cell to its west: each cell is then one sign, at the same place of the text on every map.
+    One line of rules, the map, the last move. `T` taxi, `P` passenger, `D` destination, `O` taxi on
+    the waiting passenger, `X` taxi with the passenger aboard, `|` wall. A `D` that is not seen is
+    under the taxi, so the map alone determines the state. `taxi-maps` also shows the other stands,
+    `S`, and writes a wall as a small letter, or `|` for `.`, in the cell to its west: each cell is
+    then one sign, at the same place of the text on every map.
 Choices
     Taxi-v4's six, in its order: south, north, east, west, pickup, dropoff.
 Reward
-    Divided by 20: -1 a step, or in its place -10 for an action that changes nothing, +20 for the delivery, and +20 for
-    the first pickup in the levels "pickup" and "full". An episode that is cut short pays for the steps it had left.
+    Divided by 20: -1 a step, or in its place -10 for an action that changes nothing, +20 for the
+    delivery, and +20 for the first pickup in the levels "pickup" and "full". An episode that is cut
+    short pays for the steps it had left.
 Episode end
-    The delivery ("dropoff", "full"), the pickup ("pickup"), or an action that leaves the state unchanged: a wall, an
-    illegal pickup or drop-off. Putting the passenger down at a wrong stand is allowed, as in Taxi-v4.
+    The delivery ("dropoff", "full"), the pickup ("pickup"), or an action that leaves the state
+    unchanged: a wall, an illegal pickup or drop-off. Putting the passenger down at a wrong stand is
+    allowed, as in Taxi-v4.
 Source
-    Taxi: Dietterich 2000, JAIR 13, as in gymnasium 1.4; the rules above: Reflect-RL, arXiv 2402.12621. The maps of
-    `taxi-maps` are our own: six walls of two to four cells, and any cell can be reached.
+    Taxi: Dietterich 2000, JAIR 13, as in gymnasium 1.4; the rules above: Reflect-RL, arXiv
+    2402.12621. The maps of `taxi-maps` are our own: six walls of two to four cells, and any cell
+    can be reached.
 """
 
 from __future__ import annotations
@@ -47,21 +52,37 @@ STARTS = 4  # problems on a map
 SEGMENTS, SHORTEST, LONGEST = 6, 2, 4  # walls of a map, and their lengths in cells
 
 WHERE = ("Taxi at {taxi}.", "The taxi is at {taxi}.")
-WRONG = ("The last move was a mistake.", "The last move, {last}, was wrong.", "Choosing {last} was a mistake.")
+WRONG = (
+    "The last move was a mistake.",
+    "The last move, {last}, was wrong.",
+    "Choosing {last} was a mistake.",
+)
 WAITING = ("Passenger waiting at {target}.", "The passenger is waiting at {target}.")
 ABOARD_FOR = ("Passenger aboard, going to {target}.", "The passenger is going to {target}.")
 FETCH, BRING = ("Drive there.", "Go there first."), ("Drive there.", "Take the passenger there.")
-PICK_UP = ("Let the passenger in here.", "Let the passenger in now.", "The passenger can get in now.")
-SET_DOWN = ("Let the passenger out here.", "Let the passenger out now.", "The passenger can get out now.")
+PICK_UP = (
+    "Let the passenger in here.",
+    "Let the passenger in now.",
+    "The passenger can get in now.",
+)
+SET_DOWN = (
+    "Let the passenger out here.",
+    "Let the passenger out now.",
+    "The passenger can get out now.",
+)
 
 MOST_STEPS = (3, 7, 15)
-STEPS_LEFT = StateQuestion("steps left", "How many steps are left?", ("1 to 3", "4 to 7", "8 to 15", "16 or more"))
+STEPS_LEFT = StateQuestion(
+    "steps left", "How many steps are left?", ("1 to 3", "4 to 7", "8 to 15", "16 or more")
+)
 Cell = tuple[int, int]
 """Row and column, from 0 in the north and the west."""
 
 
 class View(NamedTuple):
-    """A state in words: row and column from 0; passenger 0 … 3 a stand, 4 aboard; destination 0 … 3 a stand."""
+    """A state in words: row and column from 0; passenger 0 … 3 a stand, 4 aboard; destination 0 … 3
+    a stand.
+    """
 
     row: int
     column: int
@@ -86,11 +107,14 @@ def encode(view: View, side: int = 5) -> int:
     >>> encode(View(row=3, column=1, passenger=2, destination=0))
     328
     """
-    return ((view.row * side + view.column) * (STANDS + 1) + view.passenger) * STANDS + view.destination
+    return (
+        (view.row * side + view.column) * (STANDS + 1) + view.passenger
+    ) * STANDS + view.destination
 
 
 class Map:
-    """A map of `side` rows and columns. stands: the four stands. walls: cells with a wall to the east.
+    """A map of `side` rows and columns. stands: the four stands. walls: cells with a wall to the
+    east.
 
     Transitions are by state (S) and action (6).
     """
@@ -122,22 +146,33 @@ class Map:
                 cell = row + down, column + right
                 walled = right != 0 and (row, min(column, cell[1])) in self.walls
                 inside = 0 <= cell[0] < self.side and 0 <= cell[1] < self.side
-                following.append(View(*(cell if inside and not walled else (row, column)), passenger, destination))
+                following.append(
+                    View(
+                        *(cell if inside and not walled else (row, column)), passenger, destination
+                    )
+                )
             here, aboard = (row, column), passenger == ABOARD
             boards = not aboard and self.stands[passenger] == here
             left = self.stands.index(here) if aboard and here in self.stands else passenger
-            following += [View(*here, ABOARD if boards else passenger, destination), View(*here, left, destination)]
+            following += [
+                View(*here, ABOARD if boards else passenger, destination),
+                View(*here, left, destination),
+            ]
             table.append([encode(view, self.side) for view in following])
         return table
 
     def delivers(self, state: int, action: int) -> bool:
         """Whether it ends the ride at the destination."""
         row, column, passenger, destination = decode(state, self.side)
-        return action == DROPOFF and passenger == ABOARD and self.stands[destination] == (row, column)
+        return (
+            action == DROPOFF and passenger == ABOARD and self.stands[destination] == (row, column)
+        )
 
     @cached_property
     def distance(self) -> list[int]:
-        """Least number of actions to the delivery (S), by breadth-first search from the deliveries backwards."""
+        """Least number of actions to the delivery (S), by breadth-first search from the deliveries
+        backwards.
+        """
         before: dict[int, list[int]] = {}
         distance = [1 if self.delivers(state, DROPOFF) else -1 for state in range(self.states)]
         for state, following in enumerate(self.next_state):
@@ -162,16 +197,22 @@ class Map:
         if self.delivers(state, DROPOFF):
             return [DROPOFF]
         closer = self.distance[state] - 1
-        return [action for action, after in enumerate(self.next_state[state]) if self.distance[after] == closer]
+        return [
+            action
+            for action, after in enumerate(self.next_state[state])
+            if self.distance[after] == closer
+        ]
 
 
-TAXI_V4 = Map(5, ((0, 0), (0, 4), (4, 0), (4, 3)), frozenset({(0, 1), (1, 1), (3, 0), (3, 2), (4, 0), (4, 2)}))
+TAXI_V4 = Map(
+    5, ((0, 0), (0, 4), (4, 0), (4, 3)), frozenset({(0, 1), (1, 1), (3, 0), (3, 2), (4, 0), (4, 2)})
+)
 
 
 @lru_cache(maxsize=1024)
 def drawn(number: int) -> Map:
-    """Map `number` of `taxi-maps`. No wall closes a whole column, and north and south are never closed,
-    so any cell can be reached.
+    """Map `number` of `taxi-maps`. No wall closes a whole column, and north and south are never
+    closed, so any cell can be reached.
     """
     chance = generator(0, "taxi-maps", number)
     walls: set[Cell] = set()
@@ -189,9 +230,11 @@ class TaxiTasks(Taskset):
     """The problems of `Taxi`."""
 
     def tasks(self, level: str) -> list[Task]:
-        """One task for each of the 300 starts of Taxi-v4 (a waiting passenger who wants to go elsewhere).
+        """One task for each of the 300 starts of Taxi-v4 (a waiting passenger who wants to go
+        elsewhere).
 
-        "dropoff" starts where an oracle's pickup leads: 12 distinct states, a stand and a destination.
+        "dropoff" starts where an oracle's pickup leads: 12 distinct states, a stand and a
+        destination.
         """
         starts = TAXI_V4.starts()
         if level == "dropoff":
@@ -214,7 +257,9 @@ class TaxiTasks(Taskset):
             return task
         if task.level == "dropoff" or level not in LEVELS:
             return None
-        return self.begun(level, task.data | {"state": plan.after_pickup(state) if level == "dropoff" else state})
+        return self.begun(
+            level, task.data | {"state": plan.after_pickup(state) if level == "dropoff" else state}
+        )
 
     def cluster(self, task: Task) -> str:
         """The start."""
@@ -225,7 +270,9 @@ class TaxiMapsTasks(TaxiTasks):
     """The problems of `TaxiMaps`."""
 
     def tasks(self, level: str) -> list[Task]:
-        """Four starts on each of the 310 maps; "dropoff" starts where an oracle's pickup leads, each state once."""
+        """Four starts on each of the 310 maps; "dropoff" starts where an oracle's pickup leads,
+        each state once.
+        """
         tasks, possible = [], drawn(0).starts()
         for number in range(MAPS):
             starts = generator(0, "taxi-maps", number, "starts").sample(possible, STARTS)
@@ -285,25 +332,36 @@ class TaxiTeacher(Teacher):
         return " ".join(generator.choice(wordings) for wordings in self._parts(mistake))
 
     def confirms(self, comment: str) -> bool:
-        """Whether it names the taxi's cell, the target and what to do; only a mistake may be called one."""
+        """Whether it names the taxi's cell, the target and what to do; only a mistake may be called
+        one.
+        """
         mistake = self.env.last if self.env.mistaken else None
-        return any(comment in map(" ".join, product(*self._parts(blamed))) for blamed in {None, mistake})
+        return any(
+            comment in map(" ".join, product(*self._parts(blamed))) for blamed in {None, mistake}
+        )
 
     def _parts(self, mistake: int | None) -> list[list[str]]:
-        """The sentences of a comment, each in all its wordings: where the taxi is, what was wrong, where the goal is,
-        what to do. A direction is left to the policy, as in the paper.
+        """The sentences of a comment, each in all its wordings: where the taxi is, what was wrong,
+        where the goal is, what to do. A direction is left to the policy, as in the paper.
         """
         plan = self.env.map
         view = decode(self.env.state, plan.side)
         aboard = view.passenger == ABOARD
         row, column = plan.stands[view.destination if aboard else view.passenger]
-        parts = [[wording.format(taxi=f"row {view.row}, column {view.column}") for wording in WHERE]]
+        parts = [
+            [wording.format(taxi=f"row {view.row}, column {view.column}") for wording in WHERE]
+        ]
         if mistake is not None:
             parts.append([wording.format(last=ACTIONS[mistake]) for wording in WRONG])
         parts.append(
-            [wording.format(target=f"row {row}, column {column}") for wording in (ABOARD_FOR if aboard else WAITING)]
+            [
+                wording.format(target=f"row {row}, column {column}")
+                for wording in (ABOARD_FOR if aboard else WAITING)
+            ]
         )
-        parts.append([*{PICKUP: PICK_UP, DROPOFF: SET_DOWN}.get(self.action(), BRING if aboard else FETCH)])
+        parts.append(
+            [*{PICKUP: PICK_UP, DROPOFF: SET_DOWN}.get(self.action(), BRING if aboard else FETCH)]
+        )
         return parts
 
 
@@ -327,10 +385,16 @@ class Taxi(ChoiceEnv):
     teacher_type: ClassVar[type[Teacher]] = TaxiTeacher
     Settings: ClassVar[type[Config]] = TaxiSettings
     horizons: ClassVar[dict[str, int]] = {"pickup": 15, "dropoff": 15, "full": 30}
-    """The paper's 15 steps; the whole task takes up to 18 with no mistake, so it gets twice the paper's."""
-    legend: ClassVar[str] = "T taxi, P passenger, D destination, O taxi at P, X taxi carrying P, | wall."
+    """The paper's 15 steps; the whole task takes up to 18 with no mistake, so it gets twice the
+    paper's.
+    """
+    legend: ClassVar[str] = (
+        "T taxi, P passenger, D destination, O taxi at P, X taxi carrying P, | wall."
+    )
     sizes: ClassVar[str] = "five rows and five columns"
-    where_stands: ClassVar[str] = ": " + "; ".join(f"row {row}, column {column}" for row, column in TAXI_V4.stands)
+    where_stands: ClassVar[str] = ": " + "; ".join(
+        f"row {row}, column {column}" for row, column in TAXI_V4.stands
+    )
 
     map: Map
     state: int
@@ -347,9 +411,13 @@ class Taxi(ChoiceEnv):
         level = self._level
         goal = {
             "pickup": "drive the taxi to the waiting passenger and pick the passenger up",
-            "dropoff": "the passenger is in the taxi: drive to the destination and drop the passenger off there",
+            "dropoff": (
+                "the passenger is in the taxi: drive to the destination and drop the passenger"
+                " off there"
+            ),
             "full": (
-                "drive the taxi to the waiting passenger, pick the passenger up, and drop the passenger off at the"
+                "drive the taxi to the waiting passenger, pick the passenger up, and drop the"
+                " passenger off at the"
                 " destination"
             ),
         }[level]
@@ -358,14 +426,20 @@ class Taxi(ChoiceEnv):
         rewards += [f"{BONUS:g} for the delivery"] if level != "pickup" else []
         return (
             f"Goal: {goal}.\n"
-            f"Map: {self.sizes}; row 0 is the northernmost, column 0 the westernmost. {self.legend} If there is no D,"
-            " the taxi is on the destination. The passenger waits at one of four stands, and the destination is another"
+            f"Map: {self.sizes}; row 0 is the northernmost, column 0 the westernmost."
+            f" {self.legend} If there is no D,"
+            " the taxi is on the destination. The passenger waits at one of four stands, and the"
+            " destination is another"
             f"{self.where_stands}.\n"
-            "Actions: south, north, east and west move the taxi by one cell; pickup lets in a passenger who is"
+            "Actions: south, north, east and west move the taxi by one cell; pickup lets in a"
+            " passenger who is"
             " waiting in the taxi's cell; dropoff lets the passenger out, but only at a stand.\n"
-            "Danger: an action that changes nothing ends the episode at once in failure: driving into a wall or off the"
-            " map, pickup where nobody is waiting, dropoff away from a stand or with nobody aboard.\n"
-            f"End: the episode ends in success with the {'pickup' if level == 'pickup' else 'delivery'}, and in failure"
+            "Danger: an action that changes nothing ends the episode at once in failure: driving"
+            " into a wall or off the"
+            " map, pickup where nobody is waiting, dropoff away from a stand or with nobody"
+            " aboard.\n"
+            "End: the episode ends in success with the"
+            f" {'pickup' if level == 'pickup' else 'delivery'}, and in failure"
             " with an action that changes nothing.\n"
             f"Reward: {STEP:g} per step, or instead {', '.join(rewards)}."
         )
@@ -390,7 +464,9 @@ class Taxi(ChoiceEnv):
 
     def _move(self, action: int) -> tuple[float, bool, dict[str, object]]:
         if getattr(self.settings, "with_history", False):
-            self._history.append(f"{draw(self.map, self.state)}\nMove {len(self._history) + 1}: {ACTIONS[action]}\n")
+            self._history.append(
+                f"{draw(self.map, self.state)}\nMove {len(self._history) + 1}: {ACTIONS[action]}\n"
+            )
         before = self.state
         self.mistaken = action not in self.map.best(before)
         self.last = action
@@ -427,7 +503,8 @@ class TaxiMaps(Taxi):
     horizons: ClassVar[dict[str, int]] = {"pickup": 25, "dropoff": 25, "full": 45}
     """The longest shortest paths of all starts take 20, 19 and 37 actions."""
     legend: ClassVar[str] = (
-        "T taxi, P passenger, D destination, S stand, O taxi at P, X taxi carrying P; | or a small letter: wall to the"
+        "T taxi, P passenger, D destination, S stand, O taxi at P, X taxi carrying P; | or a"
+        " small letter: wall to the"
         " east."
     )
     sizes: ClassVar[str] = "seven rows and seven columns"
@@ -435,7 +512,9 @@ class TaxiMaps(Taxi):
 
 
 def draw(plan: Map, state: int) -> str:
-    """The map: lines of cells and walls, apart by single spaces, so that every tokenizer keeps the cells apart."""
+    """The map: lines of cells and walls, apart by single spaces, so that every tokenizer keeps the
+    cells apart.
+    """
     view = decode(state, plan.side)
     taxi, is_drawn = (view.row, view.column), plan is not TAXI_V4
     marks = dict.fromkeys(plan.stands, "S") if is_drawn else {}

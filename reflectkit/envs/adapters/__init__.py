@@ -1,4 +1,6 @@
-"""Environments of other libraries, named by a scheme, `--env SCHEME:REST`, and classes that are no `Env`."""
+"""Environments of other libraries, named by a scheme, `--env SCHEME:REST`, and classes that are no
+`Env`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from reflectkit.env import Env
 
 
 def adapted(kind: type) -> type[Env]:
-    """The env of a class that is none: of Gymnasium, with choices, or with tools. Raises ConfigError for another."""
+    """The env of a class that is none: of Gymnasium, with choices, or with tools. Raises
+    ConfigError for another.
+    """
     if "gymnasium" in sys.modules and issubclass(kind, sys.modules["gymnasium"].Env):
         from reflectkit.envs.adapters import gymnasium
 
@@ -21,6 +25,10 @@ def adapted(kind: type) -> type[Env]:
 
 
 def env_type(base: type[Env], title: str, **attributes: Any) -> type[Env]:
-    """A class like `base` with these attributes. title: its name, made fit for that of a data folder."""
+    """A class like `base` with these attributes. title: its name, made fit for that of a data
+    folder.
+    """
     name = re.sub(r"[^\w.]+", "-", title).strip("-")
-    return type(name, (base,), attributes | {"__doc__": base.__doc__, "__module__": base.__module__})
+    return type(
+        name, (base,), attributes | {"__doc__": base.__doc__, "__module__": base.__module__}
+    )

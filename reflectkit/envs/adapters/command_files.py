@@ -1,4 +1,6 @@
-"""The user's files that a command line runs: those that it names, and what these import or run themselves."""
+"""The user's files that a command line runs: those that it names, and what these import or run
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,25 @@ PYTHON_RUNS = re.compile(r"-[bBdEhiIOPqsSuvx]*(?P<flag>[mc])(?P<text>.*)", re.DO
 SHELL_RUNS = re.compile(r"-[a-zA-Z]*c")
 OPTION_WITH_VALUE = ("-X", "-W")
 SHELL_FOLDER = re.compile(r".*[$`][^/]*/")
-"""The beginning of a word in a script up to a folder that only the shell knows: "$HERE/", "$(dirname $0)/"."""
+"""The beginning of a word in a script up to a folder that only the shell knows: "$HERE/",
+"$(dirname $0)/".
+"""
 LARGEST_SCRIPT = 1 << 20
 """Bytes of a script that are looked through."""
-LOOKS_ELSEWHERE = {("importlib", "import_module"), ("sys", "path"), ("runpy", "run_path"), ("runpy", "run_module")}
+LOOKS_ELSEWHERE = {
+    ("importlib", "import_module"),
+    ("sys", "path"),
+    ("runpy", "run_path"),
+    ("runpy", "run_module"),
+}
 """Attributes with which Python code imports what import statements do not tell."""
 
 
 class CommandFiles:
     """The files of a command with these words, which runs in the working directory.
 
-    python_path: where the program's Python also looks for modules. files: absolute. opaque: what the command runs whose
-    own files cannot be known, as people call it.
+    python_path: where the program's Python also looks for modules. files: absolute. opaque: what
+    the command runs whose own files cannot be known, as people call it.
     """
 
     def __init__(self, words: Sequence[str], python_path: Sequence[Path] = ()) -> None:
@@ -48,14 +57,20 @@ class CommandFiles:
             self.opaque.append(str(from_here(self._named[0])) if self._named else words[0])
         # 2. The code that scripts of a shell name
         for script in filter(_is_shell_script, self._named):  # which grows
-            self._read(_words(script.read_text(encoding="utf-8", errors="replace")), [here, script.parent], code=True)
+            self._read(
+                _words(script.read_text(encoding="utf-8", errors="replace")),
+                [here, script.parent],
+                code=True,
+            )
         # 3. What Python imports
         imported = [here / path for path in imported_files(self._modules, self._roots)]
         self.opaque += [str(from_here(path)) for path in imported if _looks_elsewhere(path)]
         self.files = sorted({*self._named, *imported})
 
     def _read(self, words: Sequence[str], folders: Sequence[Path], *, code: bool = False) -> None:
-        """Note the files that `words` name, relative to one of the `folders`. code: only those that can be run."""
+        """Note the files that `words` name, relative to one of the `folders`. code: only those that
+        can be run.
+        """
         rest = list(words)
         while rest:
             word = rest.pop(0)

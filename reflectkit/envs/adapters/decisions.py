@@ -1,4 +1,6 @@
-"""`--env decisions`: labelled decisions as problems of one step, for evaluation against labels and for RL."""
+"""`--env decisions`: labelled decisions as problems of one step, for evaluation against labels and
+for RL.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ class LabelledSettings(Config):
 
     dataset: str = option(
         "",
-        help='Labelled decisions, a line {"state", "question", "options", "answer"} each; "probabilities" may take the'
+        help='Labelled decisions, a line {"state", "question", "options", "answer"} each;'
+        ' "probabilities" may take the'
         ' place of "answer", and without "options" they are yes and no.',
         essential=True,
     )

@@ -1,8 +1,8 @@
-"""An endpoint in the form of OpenAI's chat completions: requests become observations, and actions become answers.
-It also takes decisions, in the two forms of `reflectkit.decisions`.
+"""An endpoint in the form of OpenAI's chat completions: requests become observations, and actions
+become answers. It also takes decisions, in the two forms of `reflectkit.decisions`.
 
-A program repeats what it was answered with each request. `Conversations` gives such a copy its exact text back, so that
-a prompt begins with the tokens of the one before it.
+A program repeats what it was answered with each request. `Conversations` gives such a copy its
+exact text back, so that a prompt begins with the tokens of the one before it.
 """
 
 from __future__ import annotations
@@ -45,9 +45,13 @@ LOOPBACK = ("127.0.0.1", "localhost")
 LARGEST_BODY = 4 << 20
 """Bytes of a request."""
 IDLE_S = 300
-"""Seconds after which an unused connection is closed: later than clients do it, which would lose a request."""
+"""Seconds after which an unused connection is closed: later than clients do it, which would lose a
+request.
+"""
 REMEMBERED = 4096
-"""Answers of a conversation, or of all conversations of a server, whose exact text is kept; the oldest go first."""
+"""Answers of a conversation, or of all conversations of a server, whose exact text is kept; the
+oldest go first.
+"""
 DecisionRequest = SystemOneRequest | DecisionsRequest
 ALIKE = 64
 """Of those, how many that look the same to a program."""
@@ -57,19 +61,29 @@ class RequestError(Exception):
     """A request that is not answered. status: HTTP's. kind: of the error, as System One names it."""
 
     def __init__(
-        self, message: str, status: int = 400, code: str | None = None, kind: str = "invalid_request_error"
+        self,
+        message: str,
+        status: int = 400,
+        code: str | None = None,
+        kind: str = "invalid_request_error",
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.kind = status, code, kind
 
 
 class _Part(BaseModel):
-    """A part of a request, in which null is as good as nothing: whoever stores messages in columns has it."""
+    """A part of a request, in which null is as good as nothing: whoever stores messages in columns
+    has it.
+    """
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: object) -> object:
-        return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, dict) else value
+        return (
+            {key: inner for key, inner in value.items() if inner is not None}
+            if isinstance(value, dict)
+            else value
+        )
 
 
 class _Function(_Part):
@@ -84,7 +98,9 @@ class _Function(_Part):
     @classmethod
     def _as_text(cls, arguments: object) -> object:
         """JSON, as OpenAI has it, also where logs have the object itself, as data sets do."""
-        return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+        return (
+            json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+        )
 
 
 class _Tool(_Part):
@@ -147,10 +163,12 @@ class _Request(_Part):
                 message.function_call is not None for message in self.messages
             ),
             "messages: only text is read; leave out pictures and files": any(
-                isinstance(message.content, list) and any(part.type != "text" for part in message.content)
+                isinstance(message.content, list)
+                and any(part.type != "text" for part in message.content)
                 for message in self.messages
             ),
-            "response_format: only text is written; leave it out": self.response_format not in (None, {"type": "text"}),
+            "response_format: only text is written; leave it out": self.response_format
+            not in (None, {"type": "text"}),
         }
         return next((reason for reason, applies in reasons.items() if applies), "")
 
@@ -161,9 +179,10 @@ class _Reward(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A request. turns: the earlier answers that it repeats, with their observations and comments. unmatched: number of
-    the assistant's messages that were not answered here. temperature, max_tokens: as the program wants them, or None,
-    also for a limit of 0 or -1. stop: texts before which the answer ends, as the program sees it.
+    """A request. turns: the earlier answers that it repeats, with their observations and comments.
+    unmatched: number of the assistant's messages that were not answered here. temperature,
+    max_tokens: as the program wants them, or None, also for a limit of 0 or -1. stop: texts before
+    which the answer ends, as the program sees it.
     """
 
     observation: Observation
@@ -179,8 +198,8 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class EndpointAnswer:
-    """What a request is answered. comment: the reflection that the policy read. tokens: (of the prompt, of the answer);
-    limit: the most of the latter.
+    """What a request is answered. comment: the reflection that the policy read. tokens: (of the
+    prompt, of the answer); limit: the most of the latter.
     """
 
     action: ToolUse
@@ -197,8 +216,8 @@ class Conversations:
         self._calls = 0
 
     def _find(self, message: _Message, before: Sequence[Message]) -> EndpointAnswer | None:
-        """The answer that `message` repeats; of several that look the same, the one to the messages `before` it, or
-        else the newest.
+        """The answer that `message` repeats; of several that look the same, the one to the messages
+        `before` it, or else the newest.
         """
         same = self._answers.get(_key(message), ())
         here = (answer for messages, answer in same if messages == _digest(before))
@@ -209,7 +228,8 @@ class Conversations:
         try:
             asked = _Request.model_validate_json(body)
         except ValidationError as error:
-            wrong = max(error.errors(include_url=False), key=lambda wrong: len(wrong["loc"]))  # of a union, the nearest
+            # Of a union, the nearest
+            wrong = max(error.errors(include_url=False), key=lambda wrong: len(wrong["loc"]))
             place = ".".join(map(str, wrong["loc"]))
             raise RequestError(f"{place}: {wrong['msg']}" if place else wrong["msg"]) from None
         if asked.refused:
@@ -219,7 +239,9 @@ class Conversations:
         for message, name in _with_tool_names(asked.messages):
             answer = self._find(message, messages) if message.role == "assistant" else None
             if answer is not None:
-                turns.append(Turn(Observation(tuple(messages)), Decision(answer.action, answer.comment), 0.0))
+                turns.append(
+                    Turn(Observation(tuple(messages)), Decision(answer.action, answer.comment), 0.0)
+                )
                 messages.append(Message("assistant", answer.action.text, answer.action.calls))
                 continue
             if message.role == "assistant":
@@ -236,7 +258,14 @@ class Conversations:
             unmatched,
             asked.model,
             asked.temperature,
-            next((limit for limit in (asked.max_completion_tokens, asked.max_tokens) if limit and limit > 0), None),
+            next(
+                (
+                    limit
+                    for limit in (asked.max_completion_tokens, asked.max_tokens)
+                    if limit and limit > 0
+                ),
+                None,
+            ),
             tuple(filter(None, stop)),
             bool(asked.stream),
             bool((asked.stream_options or {}).get("include_usage")),
@@ -247,13 +276,20 @@ class Conversations:
         text, calls = spoken(answer.action.text), []
         for call in answer.action.calls:
             self._calls += 1
-            function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+            function = {
+                "name": call.name,
+                "arguments": json.dumps(call.arguments, ensure_ascii=False),
+            }
             calls.append({"id": f"call_{self._calls}", "type": "function", "function": function})
         for end in request.stop:
             text = text.partition(end)[0]
-        shown = {"role": "assistant", "content": None if calls else text} | ({"tool_calls": calls} if calls else {})
+        shown = {"role": "assistant", "content": None if calls else text} | (
+            {"tool_calls": calls} if calls else {}
+        )
         key = _key(_Message.model_validate(shown))
-        self._answers.setdefault(key, deque(maxlen=ALIKE)).append((_digest(request.observation.messages), answer))
+        self._answers.setdefault(key, deque(maxlen=ALIKE)).append(
+            (_digest(request.observation.messages), answer)
+        )
         self._answers.move_to_end(key)
         if len(self._answers) > REMEMBERED:
             self._answers.popitem(last=False)
@@ -261,8 +297,8 @@ class Conversations:
 
 
 def _with_tool_names(messages: Sequence[_Message]) -> list[tuple[_Message, str]]:
-    """`messages`, each result with the name of its tool. The results of several calls are in the order of the calls, by
-    which a reader pairs them.
+    """`messages`, each result with the name of its tool. The results of several calls are in the
+    order of the calls, by which a reader pairs them.
     """
     named: list[tuple[_Message, str]] = []
     names: dict[str, str] = {}
@@ -270,7 +306,10 @@ def _with_tool_names(messages: Sequence[_Message]) -> list[tuple[_Message, str]]
     for is_result, group in itertools.groupby(messages, lambda message: message.role == "tool"):
         if is_result:
             results = sorted(group, key=lambda result: places.get(result.tool_call_id, len(places)))
-            named += [(result, names.get(result.tool_call_id) or one_line(result.name)) for result in results]
+            named += [
+                (result, names.get(result.tool_call_id) or one_line(result.name))
+                for result in results
+            ]
             continue
         for message in group:
             calls = [call for call in message.tool_calls or () if call.id]
@@ -292,7 +331,8 @@ def _digest(messages: Sequence[Message]) -> int:
 
 def _call(function: _Function) -> ToolCall:
     try:
-        arguments = from_json(function.arguments or "{}", allow_inf_nan=False)  # at most 200 levels deep
+        # At most 200 levels deep
+        arguments = from_json(function.arguments or "{}", allow_inf_nan=False)
         dumps(arguments)  # refuses 1e999
     except ValueError:
         arguments = None
@@ -307,7 +347,9 @@ def _tools(asked: _Request) -> tuple[ToolSpec, ...]:
         return ()
     functions = [tool.function for tool in asked.tools or ()]
     specs = {
-        each.name: ToolSpec(each.name, each.description or "", json_schema(each.parameters or {"type": "object"}))
+        each.name: ToolSpec(
+            each.name, each.description or "", json_schema(each.parameters or {"type": "object"})
+        )
         for each in functions
     }
     try:
@@ -325,12 +367,16 @@ def _tools(asked: _Request) -> tuple[ToolSpec, ...]:
 
 
 async def _chunks(completion: dict[str, Any], *, usage: bool) -> AsyncIterator[str]:
-    """The events of a stream. An answer is streamed when it is complete, as its calls are read from all of it."""
+    """The events of a stream. An answer is streamed when it is complete, as its calls are read from
+    all of it.
+    """
     choice = completion["choices"][0]
     delta = dict(choice["message"])
     if calls := delta.get("tool_calls"):
         delta["tool_calls"] = [{"index": index} | call for index, call in enumerate(calls)]
-    common = {key: completion[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    common = {key: completion[key] for key in ("id", "created", "model")} | {
+        "object": "chat.completion.chunk"
+    }
     for part, finish in ((delta, None), ({}, choice["finish_reason"])):
         chunk = common | {"choices": [{"index": 0, "delta": part, "finish_reason": finish}]}
         yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
@@ -340,15 +386,21 @@ async def _chunks(completion: dict[str, Any], *, usage: bool) -> AsyncIterator[s
 
 
 def application(
-    find: Callable[[str], Any], model: str, *, hosts: Sequence[str], token: str = "", any_model: bool = False
+    find: Callable[[str], Any],
+    model: str,
+    *,
+    hosts: Sequence[str],
+    token: str = "",
+    any_model: bool = False,
 ) -> Starlette:
     """The web application.
 
-    find: the session by its name in the path, "" for none: it has `conversations`, answers a ChatRequest with an
-    EndpointAnswer in its coroutine `answer`, and takes rewards in `reward`; both may raise RequestError. If it has
-    `decide`, this answers a DecisionRequest with a JSON value. model: its name in the list of models. hosts: the names
-    under which it may be reached. token: what each request must bring, if any. any_model: whether decisions may ask for
-    a model of any name, as chats do.
+    find: the session by its name in the path, "" for none: it has `conversations`, answers a
+    ChatRequest with an EndpointAnswer in its coroutine `answer`, and takes rewards in `reward`;
+    both may raise RequestError. If it has `decide`, this answers a DecisionRequest with a JSON
+    value. model: its name in the list of models. hosts: the names under which it may be reached.
+    token: what each request must bring, if any. any_model: whether decisions may ask for a model of
+    any name, as chats do.
     """
     numbers, today = itertools.count(1), time.strftime("%Y-%m-%d")
 
@@ -372,17 +424,32 @@ def application(
             "object": "chat.completion",
             "created": int(time.time()),
             "model": asked.model,
-            "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": None}],
-            "usage": {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written},
+            "choices": [
+                {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
+            ],
+            "usage": {
+                "prompt_tokens": prompt,
+                "completion_tokens": written,
+                "total_tokens": prompt + written,
+            },
         }
         if asked.stream:
-            return StreamingResponse(_chunks(completion, usage=asked.usage), media_type="text/event-stream")
+            return StreamingResponse(
+                _chunks(completion, usage=asked.usage), media_type="text/event-stream"
+            )
         return JSONResponse(completion)
 
     async def models(request: Request) -> Response:
         session_of(request)
-        openai_form = {"object": "list", "data": [{"id": model, "object": "model", "owned_by": "reflectkit"}]}
-        systemone_form = {"models": [{"name": model, "description": "served by reflectkit", "release_date": today}]}
+        openai_form = {
+            "object": "list",
+            "data": [{"id": model, "object": "model", "owned_by": "reflectkit"}],
+        }
+        systemone_form = {
+            "models": [
+                {"name": model, "description": "served by reflectkit", "release_date": today}
+            ]
+        }
         return JSONResponse(openai_form | systemone_form)
 
     async def decide(request: Request, kind: type[DecisionRequest]) -> Response:
@@ -392,7 +459,9 @@ def application(
         asked = read_body(kind, await _body(request))
         if not any_model and not asked.names(model):
             raise RequestError(
-                f"there is no model {asked.model!r:.80}; ask for {model} or jev-latest", 404, kind="not_found"
+                f"there is no model {asked.model!r:.80}; ask for {model} or jev-latest",
+                404,
+                kind="not_found",
             )
         return JSONResponse(await _unless_gone(request, session.decide(asked)))
 
@@ -410,7 +479,10 @@ def application(
             return _refusal(one_line(str(error)), 422, detail=error.detail)
         if isinstance(error, HTTPException):  # of the router
             error = RequestError(
-                "served are POST …/v1/chat/completions, …/v1/decisions and …/v1/systemone, and GET …/v1/models",
+                (
+                    "served are POST …/v1/chat/completions, …/v1/decisions and …/v1/systemone,"
+                    " and GET …/v1/models"
+                ),
                 error.status_code,
                 kind="not_found",
             )
@@ -431,8 +503,13 @@ def application(
     ]
     return Starlette(
         routes=routes,
-        exception_handlers=dict.fromkeys((HTTPException, RequestError, InvalidRequestError, Exception), refused),
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts]), Middleware(Guard, token=token)],
+        exception_handlers=dict.fromkeys(
+            (HTTPException, RequestError, InvalidRequestError, Exception), refused
+        ),
+        middleware=[
+            Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts]),
+            Middleware(Guard, token=token),
+        ],
     )
 
 
@@ -445,16 +522,25 @@ class Guard:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request."""
         given = dict(scope.get("headers", ()))
-        right = hmac.compare_digest(given.get(b"authorization", b""), f"Bearer {self.token}".encode())
+        right = hmac.compare_digest(
+            given.get(b"authorization", b""), f"Bearer {self.token}".encode()
+        )
         if scope["type"] == "lifespan" or (right if self.token else b"origin" not in given):
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         elif self.token:
-            refusal = _refusal("the API key is not the server's token", 401, "invalid_api_key", "authentication_error")
+            refusal = _refusal(
+                "the API key is not the server's token",
+                401,
+                "invalid_api_key",
+                "authentication_error",
+            )
             await refusal(scope, receive, send)
         else:
-            refusal = _refusal("a web page may ask only with the server's token", 403, kind="permission_error")
+            refusal = _refusal(
+                "a web page may ask only with the server's token", 403, kind="permission_error"
+            )
             await refusal(scope, receive, send)
 
 
@@ -465,23 +551,30 @@ def _refusal(
     kind: str = "invalid_request_error",
     detail: list[dict[str, Any]] | None = None,
 ) -> JSONResponse:
-    """An error in the forms of both OpenAI and System One. detail: of the latter, for a request that is invalid."""
+    """An error in the forms of both OpenAI and System One. detail: of the latter, for a request
+    that is invalid.
+    """
     error = {"message": message, "type": "invalid_request_error", "code": code}
-    return JSONResponse({"error": error, "detail": detail or {"error_type": kind, "message": message}}, status)
+    return JSONResponse(
+        {"error": error, "detail": detail or {"error_type": kind, "message": message}}, status
+    )
 
 
 async def _body(request: Request) -> bytes:
     if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
         raise RequestError(f"a body in {encoding:.40} is not read; send it uncompressed", 415)
     body, size = bytearray(), 0
-    async for piece in request.stream():  # all of it, as a client that still sends would not read why
+    # All of it, as a client that still sends would not read why
+    async for piece in request.stream():
         size += len(piece)
         if size <= LARGEST_BODY:
             body += piece
         else:
             body.clear()
     if size > LARGEST_BODY:
-        raise RequestError(f"a request has at most {LARGEST_BODY:,} bytes", 413, kind="request_too_large")
+        raise RequestError(
+            f"a request has at most {LARGEST_BODY:,} bytes", 413, kind="request_too_large"
+        )
     return bytes(body)
 
 
@@ -512,23 +605,30 @@ def listening(host: str, port: int) -> socket.socket:
         listener.listen(2048)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); choose another --port") from None
+        raise ConfigError(
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another --port"
+        ) from None
     return listener
 
 
 @contextlib.asynccontextmanager
 async def serving(app: Starlette, host: str, port: int) -> AsyncIterator[int]:
-    """Serve `app` inside the context; the port, also if it was 0. The process may then open as many files as the system
-    allows. Raises ConfigError if the address cannot be used.
+    """Serve `app` inside the context; the port, also if it was 0. The process may then open as many
+    files as the system allows. Raises ConfigError if the address cannot be used.
     """
-    with contextlib.suppress(ImportError, ValueError, OSError):  # Windows; systems that allow fewer than they say
+    # Windows; systems that allow fewer than they say
+    with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     listener = listening(host, port)
     config = uvicorn.Config(
-        app, log_level="critical", lifespan="off", timeout_keep_alive=IDLE_S, timeout_graceful_shutdown=1
+        app,
+        log_level="critical",
+        lifespan="off",
+        timeout_keep_alive=IDLE_S,
+        timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
     running = asyncio.ensure_future(server.serve(sockets=[listener]))

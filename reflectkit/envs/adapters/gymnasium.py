@@ -1,4 +1,6 @@
-"""Gymnasium's environments with discrete actions that show a text: `--env gymnasium:ID`, or an own class."""
+"""Gymnasium's environments with discrete actions that show a text: `--env gymnasium:ID`, or an own
+class.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ ACTIONS = {
 COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 COLOURED = re.compile(r"\x1b\[([\d;]+)m(.*?)\x1b\[0m", re.DOTALL)
 FITS = (
-    "an environment fits if its action space is Discrete and it shows a text: a Text observation, or render mode ansi;"
+    "an environment fits if its action space is Discrete and it shows a text: a Text"
+    " observation, or render mode ansi;"
     " docs/more-environments.md has a wrapper that shows other observations as a text"
 )
 RETURNS = {
@@ -62,17 +65,28 @@ class GameEnv(Choices):
         return self.plain.env.unwrapped
 
     def teacher(self) -> Any:
-        """The class's own, whose actions are the game's; those that are masked are no mistakes to make."""
+        """The class's own, whose actions are the game's; those that are masked are no mistakes to
+        make.
+        """
         return TranslatedTeacher(super().teacher(), self._legal)
 
     def _legal(self, method: str, actions: Sequence[Any]) -> list[Any]:
         names, choices = self.plain.names, self.plain.choices
         if len(names) == len(choices):
             return list(actions)
-        known = [action for action in actions if isinstance(action, Integral) and 0 <= int(action) < len(names)]
-        places = [choices.index(names[int(action)]) for action in known if names[int(action)] in choices]
+        known = [
+            action
+            for action in actions
+            if isinstance(action, Integral) and 0 <= int(action) < len(names)
+        ]
+        places = [
+            choices.index(names[int(action)]) for action in known if names[int(action)] in choices
+        ]
         if method == "action" and not places:
-            raise ConfigError(f"{code_place(self.teacher_type)}: action() returned {actions[0]!r}, which is masked")
+            raise ConfigError(
+                f"{code_place(self.teacher_type)}: action() returned {actions[0]!r}, which"
+                " is masked"
+            )
         return places
 
 
@@ -83,15 +97,19 @@ def env_of_class(kind: type) -> type[Env]:
 
 @cache
 def env_of(name: str) -> type[Env]:
-    """The env of Gymnasium's `name`, ID or MODULE:ID, where importing the module registers it. Raises ConfigError for
-    an unknown one.
+    """The env of Gymnasium's `name`, ID or MODULE:ID, where importing the module registers it.
+    Raises ConfigError for an unknown one.
     """
     module, _, name = name.rpartition(":")
     if module:
         import_module("module of gymnasium", module)
     try:
         spec = gymnasium.spec(name)
-        creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
+        creator = (
+            spec.entry_point
+            if callable(spec.entry_point)
+            else load_env_creator(str(spec.entry_point))
+        )
     except (Error, ImportError) as error:
         if name in gymnasium.registry:
             raise ConfigError(f"gymnasium:{name}: {' '.join(str(error).split())}") from None
@@ -99,7 +117,8 @@ def env_of(name: str) -> type[Env]:
         raise unknown_name("environment of gymnasium", name, gymnasium.registry, hint) from None
 
     def make(**settings: Any) -> Any:
-        return gymnasium.make(name, disable_env_checker=True, **settings)  # whose warnings are of training elsewhere
+        # Whose warnings are of training elsewhere
+        return gymnasium.make(name, disable_env_checker=True, **settings)
 
     game = game_of(make, name, creator)
     game.__module__ = creator.__module__
@@ -109,16 +128,26 @@ def env_of(name: str) -> type[Env]:
 
 
 def game_of(make: Callable[..., Any], name: str, kind: Any) -> Any:
-    """The class of a game of Gymnasium in the form of `Choices`. make: takes its settings and `render_mode`. kind: the
-    game's own class.
+    """The class of a game of Gymnasium in the form of `Choices`. make: takes its settings and
+    `render_mode`. kind: the game's own class.
     """
-    own = {key: value for key, fits in KEPT.items() if (value := getattr(kind, key, None)) and fits(value)}
-    own |= {"make": staticmethod(make), "name": name.lower(), "__module__": getattr(make, "__module__", __name__)}
+    own = {
+        key: value
+        for key, fits in KEPT.items()
+        if (value := getattr(kind, key, None)) and fits(value)
+    }
+    own |= {
+        "make": staticmethod(make),
+        "name": name.lower(),
+        "__module__": getattr(make, "__module__", __name__),
+    }
     return type(name, (GymnasiumGame,), own)
 
 
 class GymnasiumGame:
-    """A game of Gymnasium, whose choices are the names of its actions and whose observations are texts."""
+    """A game of Gymnasium, whose choices are the names of its actions and whose observations are
+    texts.
+    """
 
     make: Callable[..., Any]
     horizon: int | None = None
@@ -128,7 +157,9 @@ class GymnasiumGame:
         name, bare = type(self).__name__, self.env.unwrapped
         for space in ("action_space", "observation_space"):
             if not isinstance(getattr(bare, space, None), spaces.Space):
-                raise ConfigError(f"{code_place(type(bare))}: {name} has no {space}, a space of Gymnasium; {FITS}")
+                raise ConfigError(
+                    f"{code_place(type(bare))}: {name} has no {space}, a space of Gymnasium; {FITS}"
+                )
         self.renders = not isinstance(self.env.observation_space, spaces.Text)
         if self.renders and "ansi" in ((self.env.metadata or {}).get("render_modes") or ()):
             self.env.close()
@@ -137,7 +168,9 @@ class GymnasiumGame:
             except TypeError as error:
                 raise ConfigError(f"{name} shows text by `render_mode`, but: {error}") from None
         actions = self.env.action_space
-        if not isinstance(actions, spaces.Discrete) or (self.renders and self.env.render_mode != "ansi"):
+        if not isinstance(actions, spaces.Discrete) or (
+            self.renders and self.env.render_mode != "ansi"
+        ):
             seen = type(self.env.observation_space).__name__
             raise ConfigError(f"{name}: actions {actions}, observations {seen}, no text; {FITS}")
         bare, meanings = self.env.unwrapped, None
@@ -149,7 +182,8 @@ class GymnasiumGame:
             meanings = range(actions.n)
         if not isinstance(meanings, list | tuple | range) or len(meanings) != actions.n:
             raise ConfigError(
-                f"{code_place(type(bare))}: get_action_meanings() of {name} returned {brief(meanings)}; return a list"
+                f"{code_place(type(bare))}: get_action_meanings() of {name} returned"
+                f" {brief(meanings)}; return a list"
                 f" of {actions.n} names"
             )
         self.names = [str(meaning).lower() for meaning in meanings]
@@ -170,8 +204,8 @@ class GymnasiumGame:
         return self._text(seen), reward, terminated, truncated, info
 
     def _returned(self, method: str, *arguments: Any, **named: Any) -> tuple[Any, ...]:
-        """What `method` of the game returns. Raises ConfigError unless it has the form in RETURNS, whether it is found
-        here or by Gymnasium's own wrappers.
+        """What `method` of the game returns. Raises ConfigError unless it has the form in RETURNS,
+        whether it is found here or by Gymnasium's own wrappers.
         """
         form, values = RETURNS[method]
         try:
@@ -190,34 +224,46 @@ class GymnasiumGame:
                 return returned
             fault = f"it returned {brief(returned)}"
         place = code_place(getattr(type(self.env.unwrapped), method))
-        raise ConfigError(f"{place}: {method}() of {type(self).__name__}: {fault}; write {form}, and return {values}")
+        raise ConfigError(
+            f"{place}: {method}() of {type(self).__name__}: {fault}; write {form}, and"
+            f" return {values}"
+        )
 
     def _legal(self, info: dict[str, Any]) -> list[str]:
-        """The names of the actions that `info["action_mask"]` allows, as in Gymnasium's Taxi; without one, all."""
+        """The names of the actions that `info["action_mask"]` allows, as in Gymnasium's Taxi;
+        without one, all.
+        """
         mask = info.get("action_mask")
         if mask is None:
             return self.names
         if np.shape(mask) != (len(self.names),):
             place = code_place(type(self.env.unwrapped))
             raise ConfigError(
-                f"{place}: action_mask is {brief(mask)}; give 0 or 1 for each of {len(self.names)} actions"
+                f"{place}: action_mask is {brief(mask)}; give 0 or 1 for each of"
+                f" {len(self.names)} actions"
             )
         return [name for name, legal in zip(self.names, mask, strict=True) if legal]
 
     def _text(self, seen: Any) -> str:
-        """What the env shows as text; the places of coloured characters follow in words, where a line each."""
+        """What the env shows as text; the places of coloured characters follow in words, where a
+        line each.
+        """
         if not self.renders:
             return str(seen)
         rendered = self.env.render()
         if not isinstance(rendered, str):
             place = code_place(type(self.env.unwrapped).render)
-            raise ConfigError(f"{place}: render() of {type(self).__name__} returned {brief(rendered)}; return a text")
+            raise ConfigError(
+                f"{place}: render() of {type(self).__name__} returned {brief(rendered)};"
+                " return a text"
+            )
         shown, plain, notes = rendered.strip("\n"), "", []
         before = 0
         for match in COLOURED.finditer(shown):
             plain += shown[before : match.start()]
             row, column = plain.count("\n") + 1, len(plain) - plain.rfind("\n")
-            codes = [int(code) for code in match[1].split(";")]  # 30 to 37, or 40 to 47 for a background
+            # 30 to 37, or 40 to 47 for a background
+            codes = [int(code) for code in match[1].split(";")]
             colour = next((COLOURS[code % 10] for code in codes if 30 <= code <= 47), "marked")
             notes.append(f"{colour} at line {row}, column {column}: {match[2].strip() or 'empty'}")
             plain, before = plain + match[2], match.end()

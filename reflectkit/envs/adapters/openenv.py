@@ -1,8 +1,9 @@
 """The environment of an OpenEnv server (github.com/huggingface/OpenEnv): `--env openenv:URL`.
 
-An episode has a session of the server, which is one WebSocket. The protocol is spoken here, because the package's own
-client replaces a lost session by a new one that was never reset. Its answers do not say what they answer, so each
-request is followed by a numbered one: a server that answers twice, or too late, loses the session.
+An episode has a session of the server, which is one WebSocket. The protocol is spoken here, because
+the package's own client replaces a lost session by a new one that was never reset. Its answers do
+not say what they answer, so each request is followed by a numbered one: a server that answers
+twice, or too late, loses the session.
 """
 
 from __future__ import annotations
@@ -44,16 +45,19 @@ HIDDEN = ("metadata", "done", "reward")
 class OpenEnvSettings(Config):
     """Settings of an OpenEnv server's environment."""
 
-    server_timeout_s: float = option(60.0, help="Seconds to wait for a server's answer.", gt=0, identity=False)
+    server_timeout_s: float = option(
+        60.0, help="Seconds to wait for a server's answer.", gt=0, identity=False
+    )
     run_hub_code: bool = option(
-        False, help="Run the code of an environment named by its hub id, in a container on this machine."
+        False,
+        help="Run the code of an environment named by its hub id, in a container on this machine.",
     )
 
 
 @dataclass(frozen=True)
 class Actions:
-    """How a server is acted on. field: of the action, which a choice or a text fills. values: one for each choice.
-    mcp: whether calls go to MCP tools, instead of being the action.
+    """How a server is acted on. field: of the action, which a choice or a text fills. values: one
+    for each choice. mcp: whether calls go to MCP tools, instead of being the action.
     """
 
     kind: Literal["choice", "text", "tools"]
@@ -69,12 +73,18 @@ class Actions:
 
 
 def actions_of(schema: Any, where: str) -> Actions | None:
-    """How to act by an action's JSON schema; None: by the MCP tools that the server lists. Raises ConfigError."""
+    """How to act by an action's JSON schema; None: by the MCP tools that the server lists. Raises
+    ConfigError.
+    """
     if not isinstance(schema, dict) or not isinstance(schema.get("properties", {}), dict):
-        raise ConfigError(f"{where}: its action schema is not that of an object: {json.dumps(schema):.80}")
+        raise ConfigError(
+            f"{where}: its action schema is not that of an object: {json.dumps(schema):.80}"
+        )
     tool = ToolSpec("act", str(schema.get("description") or ""), {"properties": {}} | schema)
     check_call(ToolCall("act", {}), [tool])  # raises for what is no JSON schema
-    fields = {name: field for name, field in tool.parameters["properties"].items() if name != "metadata"}
+    fields = {
+        name: field for name, field in tool.parameters["properties"].items() if name != "metadata"
+    }
     if not fields or {"tool_name", "arguments"} <= fields.keys():
         return None
     if len(fields) == 1:
@@ -106,21 +116,38 @@ def tools_of(listed: Any, where: str) -> Actions:
         entry = entry if isinstance(entry, dict) else {"name": entry}
         name, schema = str(entry.get("name")), entry.get("input_schema", entry.get("inputSchema"))
         if not re.fullmatch(NAME, name) or not isinstance(schema, dict):
-            raise ConfigError(f"{where} lists the tool {name:.80}, but its name or its schema is none: {schema!r:.80}")
+            raise ConfigError(
+                f"{where} lists the tool {name:.80}, but its name or its schema is none:"
+                f" {schema!r:.80}"
+            )
         if name in RESERVED or name in tools:
             why = "lists it twice" if name in tools else "OpenEnv itself has that name"
-            raise ConfigError(f"{where} lists the tool {name!r}, but {why}; rename it in the server")
-        tools[name] = ToolSpec(name, str(entry.get("description") or ""), {"properties": {}} | schema)
+            raise ConfigError(
+                f"{where} lists the tool {name!r}, but {why}; rename it in the server"
+            )
+        tools[name] = ToolSpec(
+            name, str(entry.get("description") or ""), {"properties": {}} | schema
+        )
         check_call(ToolCall(name, {}), [tools[name]])  # raises for what is no JSON schema
     if not tools:
-        raise ConfigError(f"{where} lists no tools, and its actions have no fields: there is nothing to do")
+        raise ConfigError(
+            f"{where} lists no tools, and its actions have no fields: there is nothing to do"
+        )
     return Actions("tools", tools=tuple(tools.values()), mcp=True)
 
 
 def observation_text(seen: Mapping[str, Any]) -> str:
-    """An observation as text: its only field if that is a text, else a line for each field that is not empty."""
-    fields = {name: value for name, value in seen.items() if name not in HIDDEN and value not in (None, "", [], {})}
-    fields = fields or {k: v for k, v in (seen.get("metadata") or {}).items() if v not in (None, "", [], {})}
+    """An observation as text: its only field if that is a text, else a line for each field that is
+    not empty.
+    """
+    fields = {
+        name: value
+        for name, value in seen.items()
+        if name not in HIDDEN and value not in (None, "", [], {})
+    }
+    fields = fields or {
+        k: v for k, v in (seen.get("metadata") or {}).items() if v not in (None, "", [], {})
+    }
     texts = {name: as_text(value) for name, value in fields.items()}
     if len(texts) > 1 or not all(isinstance(value, str) for value in fields.values()):
         texts = {name: f"{name}: {text}" for name, text in texts.items()}
@@ -130,12 +157,21 @@ def observation_text(seen: Mapping[str, Any]) -> str:
 def result_text(seen: Mapping[str, Any]) -> tuple[str, bool]:
     """(what a tool returned, whether it failed)."""
     if error := seen.get("error"):
-        return cut(as_text(error.get("message", error) if isinstance(error, dict) else error), LONGEST_RESULT), True
+        return cut(
+            as_text(error.get("message", error) if isinstance(error, dict) else error),
+            LONGEST_RESULT,
+        ), True
     result = seen.get("result")
     if not isinstance(result, dict):
-        return cut(as_text(result), LONGEST_RESULT) if "result" in seen else observation_text(seen), False
+        return cut(as_text(result), LONGEST_RESULT) if "result" in seen else observation_text(
+            seen
+        ), False
     parts = result.get("content")
-    texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    texts = (
+        [part.get("text") for part in parts if isinstance(part, dict)]
+        if isinstance(parts, list)
+        else []
+    )
     data = result.get("data")
     text = as_text(data) if data is not None else "\n".join(filter(None, texts)) or as_text(result)
     return cut(text, LONGEST_RESULT), bool(result.get("is_error"))
@@ -155,7 +191,9 @@ class HungUp(EnvironmentFailure):
 
 
 class Server:
-    """A server, what it offers, and the sessions that this process has there. name: its URL, or a hub id."""
+    """A server, what it offers, and the sessions that this process has there. name: its URL, or a
+    hub id.
+    """
 
     def __init__(self, name: str) -> None:
         self.name, self.url = name, ""
@@ -177,10 +215,15 @@ class Server:
             return self._actions
 
     def begin(
-        self, kind: str, data: Mapping[str, Any], settings: OpenEnvSettings, left: Callable[[], bool] = lambda: False
+        self,
+        kind: str,
+        data: Mapping[str, Any],
+        settings: OpenEnvSettings,
+        left: Callable[[], bool] = lambda: False,
     ) -> tuple[Any, dict[str, Any]]:
-        """A new session and the answer to this first request, as soon as the server has room. left: whether nobody
-        waits for it any longer. Raises EnvironmentFailure where others keep all sessions for longer than the timeout.
+        """A new session and the answer to this first request, as soon as the server has room. left:
+        whether nobody waits for it any longer. Raises EnvironmentFailure where others keep all
+        sessions for longer than the timeout.
         """
         others_since = 0.0
         while not left():
@@ -192,7 +235,9 @@ class Server:
                 with self._changed:
                     others_since = 0.0 if self._sessions else others_since or time.monotonic()
                     if others_since and time.monotonic() - others_since > settings.server_timeout_s:
-                        raise EnvironmentFailure(f"{self.url} has no session left: {full}") from None
+                        raise EnvironmentFailure(
+                            f"{self.url} has no session left: {full}"
+                        ) from None
                     self._changed.wait(POLL_S)
             except BaseException:
                 session.close()
@@ -203,41 +248,59 @@ class Server:
                 return session, answer
         raise EnvironmentFailure(f"the episode ended while it waited for a session of {self.url}")
 
-    def ask(self, session: Any, kind: str, data: Mapping[str, Any], settings: OpenEnvSettings) -> dict[str, Any]:
-        """The server's answer, with `observation`, `reward` and `done`. Raises Full, EnvironmentFailure."""
+    def ask(
+        self, session: Any, kind: str, data: Mapping[str, Any], settings: OpenEnvSettings
+    ) -> dict[str, Any]:
+        """The server's answer, with `observation`, `reward` and `done`. Raises Full,
+        EnvironmentFailure.
+        """
         from websockets.exceptions import ConnectionClosed
 
         # 1. Send the request, and one that no server does anything for but to answer its number
         number = next(self._numbers)
         numbered = {"jsonrpc": "2.0", "method": "ping", "id": number}
-        with contextlib.suppress(ConnectionClosed):  # a server that is full says so before it closes
+        # A server that is full says so before it closes
+        with contextlib.suppress(ConnectionClosed):
             session.send(json.dumps({"type": kind, "data": data}))
             session.send(json.dumps({"type": "mcp", "data": numbered}))
 
         # 2. Read the answer
         answer = self._receive(session, kind, settings)
-        said, value = (answer.get("type"), answer.get("data")) if isinstance(answer, dict) else ("", None)
+        said, value = (
+            (answer.get("type"), answer.get("data")) if isinstance(answer, dict) else ("", None)
+        )
         if said == "error" and isinstance(value, dict):
-            code, message = value.get("code"), redacted(f"{value.get('message')} {value.get('errors') or ''}")
+            code, message = (
+                value.get("code"),
+                redacted(f"{value.get('message')} {value.get('errors') or ''}"),
+            )
             if code == "CAPACITY_REACHED":
                 raise Full(message)
             if code != "VALIDATION_ERROR" or kind != "step":
                 raise EnvironmentFailure(f"{self.url} failed in a {kind}: {message}")
-            value = {"observation": {"error": message}, "reward": 0.0, "done": False}  # the session is as before
+            # The session is as before
+            value = {"observation": {"error": message}, "reward": 0.0, "done": False}
         else:
             parts = (
-                [value.get(key) for key in ("observation", "reward", "done")] if isinstance(value, dict) else [()] * 3
+                [value.get(key) for key in ("observation", "reward", "done")]
+                if isinstance(value, dict)
+                else [()] * 3
             )
             kinds = (dict, int | float | None, bool)
             if said != "observation" or not all(map(isinstance, parts, kinds)):
-                raise EnvironmentFailure(f"{self.url} answered a {kind} with {redacted(str(answer)):.80}: {PROTOCOL}")
+                raise EnvironmentFailure(
+                    f"{self.url} answered a {kind} with {redacted(str(answer)):.80}: {PROTOCOL}"
+                )
         assert isinstance(value, dict)
 
-        # 3. Read the number, which shows that this was the answer to this request, and that there is no other
+        # 3. Read the number, which shows that this was the answer to this request, and that there
+        # is no other
         with contextlib.suppress(HungUp):  # after its last answer
             after = self._receive(session, kind, settings)
             if not _confirms(after, number):
-                raise EnvironmentFailure(f"{self.url} answered a {kind} more than once: {redacted(str(after)):.80}")
+                raise EnvironmentFailure(
+                    f"{self.url} answered a {kind} more than once: {redacted(str(after)):.80}"
+                )
         return value
 
     def _receive(self, session: Any, kind: str, settings: OpenEnvSettings) -> Any:
@@ -249,11 +312,17 @@ class Server:
             text = message if isinstance(message, str) else message.decode()
             return json.loads(masked(text))
         except TimeoutError:
-            raise EnvironmentFailure(f"{self.url}: no answer to a {kind} in {settings.server_timeout_s:g} s") from None
+            raise EnvironmentFailure(
+                f"{self.url}: no answer to a {kind} in {settings.server_timeout_s:g} s"
+            ) from None
         except ConnectionClosed as error:
-            raise HungUp(f"{self.url}: lost the session during a {kind}: {redacted(str(error))}") from None
+            raise HungUp(
+                f"{self.url}: lost the session during a {kind}: {redacted(str(error))}"
+            ) from None
         except (OSError, ValueError, RecursionError) as error:
-            raise EnvironmentFailure(f"{self.url} answered a {kind} with no JSON: {redacted(str(error))}") from None
+            raise EnvironmentFailure(
+                f"{self.url} answered a {kind} with no JSON: {redacted(str(error))}"
+            ) from None
 
     def end(self, session: Any) -> None:
         """End a session, and with it a request that is under way."""
@@ -267,8 +336,14 @@ class Server:
             from websockets.exceptions import InvalidStatus, WebSocketException
             from websockets.sync.client import connect
         except ImportError:
-            raise ConfigError(f"--env openenv:{self.name} needs the package websockets; {INSTALL}") from None
-        limits: Any = {"open_timeout": settings.server_timeout_s, "max_size": LONGEST_ANSWER, "compression": None}
+            raise ConfigError(
+                f"--env openenv:{self.name} needs the package websockets; {INSTALL}"
+            ) from None
+        limits: Any = {
+            "open_timeout": settings.server_timeout_s,
+            "max_size": LONGEST_ANSWER,
+            "compression": None,
+        }
         try:
             return connect(f"ws{self.url[4:]}/ws", additional_headers=headers(), **limits)
         except InvalidStatus as error:
@@ -278,7 +353,9 @@ class Server:
                 raise EnvironmentFailure(refused) from None
             raise ConfigError(f"{refused}: set {KEY} to its token, or {PROTOCOL}") from None
         except (OSError, WebSocketException) as error:
-            raise EnvironmentFailure(f"no session with {self.url}: {redacted(str(error))}") from None
+            raise EnvironmentFailure(
+                f"no session with {self.url}: {redacted(str(error))}"
+            ) from None
 
     async def _schema(self, settings: OpenEnvSettings) -> Any:
         """The JSON schema of its actions. Raises ConfigError."""
@@ -293,11 +370,17 @@ class Server:
             ):
                 body, fault = await read_body(response, LONGEST_ANSWER)
         except TimeoutError:
-            raise ConfigError(f"{place} was not read in {timeout_s:g} s; raise --server-timeout-s") from None
+            raise ConfigError(
+                f"{place} was not read in {timeout_s:g} s; raise --server-timeout-s"
+            ) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-            raise ConfigError(f"no server answers at {self.url}: {redacted(str(error))}; start it first") from None
+            raise ConfigError(
+                f"no server answers at {self.url}: {redacted(str(error))}; start it first"
+            ) from None
         if response.status_code in (401, 403):
-            raise ConfigError(f"{self.url} wants a token (HTTP {response.status_code}); set {KEY} to it")
+            raise ConfigError(
+                f"{self.url} wants a token (HTTP {response.status_code}); set {KEY} to it"
+            )
         if fault:
             raise ConfigError(f"{place}: {fault}")
         with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
@@ -312,7 +395,8 @@ class Server:
         space = re.sub(r"[^a-z0-9]", "-", self.name.lower())
         if not settings.run_hub_code:
             raise ConfigError(
-                f"--env openenv:{self.name} runs that hub repository's code on this machine; add --run-hub-code to"
+                f"--env openenv:{self.name} runs that hub repository's code on this machine; add"
+                " --run-hub-code to"
                 f" allow it, or play where it is hosted: --env openenv:https://{space}.hf.space"
             )
         try:
@@ -325,7 +409,9 @@ class Server:
         except ImportError:
             raise ConfigError(f"--run-hub-code needs the package openenv; {INSTALL}") from None
         except Exception as error:  # docker may fail in any way
-            raise ConfigError(f"cannot run {self.name} in a container: {redacted(str(error))}") from None
+            raise ConfigError(
+                f"cannot run {self.name} in a container: {redacted(str(error))}"
+            ) from None
         return url.rstrip("/")
 
 
@@ -345,15 +431,19 @@ class OpenEnv(Env):
         return cls.server.actions(settings).kind
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Begin an episode. `task.data` are the arguments of the server's reset; a seed among them goes first.
+        """Begin an episode. `task.data` are the arguments of the server's reset; a seed among them
+        goes first.
 
-        Raises ConfigError for a server that cannot be played, EnvironmentFailure for a session that is lost.
+        Raises ConfigError for a server that cannot be played, EnvironmentFailure for a session that
+        is lost.
         """
         check_task(task, self.name, self.levels)
         self.release()
         self._actions = self.server.actions(self.settings)
         arguments = {"seed": seed % 2**31} | task.data
-        self._session, answer = self.server.begin("reset", arguments, self.settings, lambda: self._closed)
+        self._session, answer = self.server.begin(
+            "reset", arguments, self.settings, lambda: self._closed
+        )
         if self._closed or answer["done"]:
             self.release()
             raise EnvironmentFailure(f"{self.server.url} ended the episode before its first step")
@@ -363,10 +453,14 @@ class OpenEnv(Env):
         return self._observe()
 
     def step(self, action: Action) -> StepResult:
-        """One action. Each of several calls in a turn is a step of the server, and their rewards are added up."""
+        """One action. Each of several calls in a turn is a step of the server, and their rewards
+        are added up.
+        """
         actions, self._reward, self._early = self._actions, self._early, 0.0
         if actions.kind == "choice":
-            seen = self._act({actions.field: actions.values[check_choice(action, actions.choices, self.name)]})
+            seen = self._act(
+                {actions.field: actions.values[check_choice(action, actions.choices, self.name)]}
+            )
             self._messages = [Message("user", observation_text(seen))]
             return self._result(seen, int("error" in seen))
         use = read_use(action, actions.tools, self.name)
@@ -391,7 +485,8 @@ class OpenEnv(Env):
     def release(self) -> None:
         """End the session: the server may have no other for the next episode."""
         session, self._session, self._over = self._session, None, True
-        if session is not None:  # in a thread, as a server that hangs would block the other episodes
+        # In a thread, as a server that hangs would block the other episodes
+        if session is not None:
             threading.Thread(target=self.server.end, args=(session,), daemon=True).start()
 
     def close(self) -> None:
@@ -411,13 +506,21 @@ class OpenEnv(Env):
 
     def _observe(self) -> Observation:
         actions = self._actions
-        offered: Any = {"choices": actions.choices} if actions.values else {"tools": actions.tools, "replies": True}
+        offered: Any = (
+            {"choices": actions.choices}
+            if actions.values
+            else {"tools": actions.tools, "replies": True}
+        )
         return Observation(tuple(self._messages), **offered)
 
     def _result(self, seen: Mapping[str, Any], refused: int) -> StepResult:
         info: dict[str, Any] = {"refused": refused} if refused else {}
         if self._over:
-            told = [place.get("success") for place in (seen, seen.get("metadata")) if isinstance(place, dict)]
+            told = [
+                place.get("success")
+                for place in (seen, seen.get("metadata"))
+                if isinstance(place, dict)
+            ]
             guess = guessed_success(self._gained, self._latest, over=True)
             info["success"] = next((flag for flag in told if isinstance(flag, bool)), guess)
         return StepResult(self._observe(), self._reward, self._over, info=info)
@@ -425,20 +528,32 @@ class OpenEnv(Env):
 
 @cache
 def env_of(name: str) -> type[Env]:
-    """The env of the server at the URL `name`, or of a hub id. Raises ConfigError for anything else."""
+    """The env of the server at the URL `name`, or of a hub id. Raises ConfigError for anything
+    else.
+    """
     if not re.match("(http|ws)s?://.", name) and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise ConfigError(f"--env openenv:{name}: write openenv:http://HOST:PORT, or a hub id, openenv:OWNER/NAME")
+        raise ConfigError(
+            f"--env openenv:{name}: write openenv:http://HOST:PORT, or a hub id, openenv:OWNER/NAME"
+        )
     if "://" in name:
-        check_address("--env openenv:URL", re.sub("^ws", "http", name), KEY, "openenv:http://localhost:8000")
+        check_address(
+            "--env openenv:URL", re.sub("^ws", "http", name), KEY, "openenv:http://localhost:8000"
+        )
     return env_type(OpenEnv, f"openenv-{name}", server=Server(name))
 
 
 def _confirms(answer: Any, number: int) -> bool:
-    """Whether `answer` is that to the request with `number`. Older servers only say that they do not know its type."""
+    """Whether `answer` is that to the request with `number`. Older servers only say that they do
+    not know its type.
+    """
     value = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(value, dict):
         return False
-    return value.get("id") == number if answer.get("type") == "mcp" else value.get("code") == "UNKNOWN_TYPE"
+    return (
+        value.get("id") == number
+        if answer.get("type") == "mcp"
+        else value.get("code") == "UNKNOWN_TYPE"
+    )
 
 
 def headers() -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""Plain classes as environments: with choices and a `step`, or with tools as in TRL's `environment_factory`."""
+"""Plain classes as environments: with choices and a `step`, or with tools as in TRL's
+`environment_factory`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from pydantic import create_model
 from reflectkit.config import REQUIRED, Config, NoSettings, alternatives, option
 from reflectkit.env import Action, Env, StepResult, Taskset, Teacher, check_choice, check_task
 from reflectkit.envs.adapters.prompts import DatasetSettings, DatasetTasks, prompt_messages
-from reflectkit.envs.adapters.rewards import CompletionIds, chat_messages, guessed_success, is_reward, score, waits
+from reflectkit.envs.adapters.rewards import (
+    CompletionIds,
+    chat_messages,
+    guessed_success,
+    is_reward,
+    score,
+    waits,
+)
 from reflectkit.envs.conversation import LONGEST_RESULT, cut
 from reflectkit.errors import ConfigError, DataError, brief, code_place
 from reflectkit.eventloop import followed, outside_loop
@@ -31,19 +40,28 @@ SIMPLE = (str, int, float, bool, Path, tuple[str, ...])
 FORM = "return (observation, reward, done): a text, a number, and True or False"
 NOT_TOOLS = ("reset", "get_reward", "questions")
 NOT_FIGURES = frozenset({"success", "refused", "return", *TAKEN})
-"""Names of numbers in the info of a step that are not figures of the game: reflectkit reports these itself."""
+"""Names of numbers in the info of a step that are not figures of the game: reflectkit reports these
+itself.
+"""
 
 
 def env_of_class(kind: type) -> type[Env]:
     """The env of a class with choices, or with tools. Raises ConfigError for another."""
     if hasattr(kind, "choices"):
         if not callable(getattr(kind, "step", None)):
-            raise ConfigError(f"{kind.__name__} has choices but no step(); write step(self, action), and {FORM}")
+            raise ConfigError(
+                f"{kind.__name__} has choices but no step(); write step(self, action), and {FORM}"
+            )
         return wrapped(Choices, kind, settings_of(kind))
     if hasattr(kind, "step") and not hasattr(kind, "get_reward"):
-        raise ConfigError(f"{kind.__name__} has no choices; add choices, a list of texts, or a method that returns one")
+        raise ConfigError(
+            f"{kind.__name__} has no choices; add choices, a list of texts, or a method that"
+            " returns one"
+        )
     if not _tool_names(kind):
-        raise ConfigError(f"{kind.__name__} offers no actions; add choices and step(), or methods that are tools")
+        raise ConfigError(
+            f"{kind.__name__} offers no actions; add choices and step(), or methods that are tools"
+        )
     settings = create_model("Settings", __base__=(settings_of(kind), DatasetSettings))
     return wrapped(Tools, kind, settings)
 
@@ -58,31 +76,44 @@ def wrapped(base: type[Plain], kind: type, settings: type[Config]) -> type[Env]:
 
 
 def settings_of(kind: Callable[..., Any], *without: str, **defaults: Any) -> type[Config]:
-    """The arguments of a constructor that are of simple types, as settings; `defaults` replace its own. Raises
-    ConfigError for one of another type without a default.
+    """The arguments of a constructor that are of simple types, as settings; `defaults` replace its
+    own. Raises ConfigError for one of another type without a default.
     """
     fields: dict[str, Any] = {}
     for name, parameter in signature_of(kind).parameters.items():
-        if name in (*without, "horizon") or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        if name in (*without, "horizon") or parameter.kind in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        ):
             continue
         default, hint = defaults.get(name, parameter.default), parameter.annotation
         needed = default is parameter.empty
         if hint is parameter.empty and not needed:
             hint = type(default)
         kinds = alternatives(hint)
-        if len(kinds) == 1 and kinds[0] is not NoneType and (kinds[0] in SIMPLE or get_origin(kinds[0]) is Literal):
-            fields[name] = (hint, option(REQUIRED if needed else default, help=f"Argument of {kind.__name__}."))
+        if (
+            len(kinds) == 1
+            and kinds[0] is not NoneType
+            and (kinds[0] in SIMPLE or get_origin(kinds[0]) is Literal)
+        ):
+            fields[name] = (
+                hint,
+                option(REQUIRED if needed else default, help=f"Argument of {kind.__name__}."),
+            )
         elif needed:
             why = "has no type" if hint is parameter.empty else "cannot be a flag"
             raise ConfigError(
-                f"{kind.__name__}: its constructor's argument '{name}' {why}; make it e.g. {name}: int, or give it a"
+                f"{kind.__name__}: its constructor's argument '{name}' {why}; make it e.g."
+                f" {name}: int, or give it a"
                 " default"
             )
     return create_model("Settings", __base__=Config, **fields) if fields else NoSettings
 
 
 def signature_of(function: Any) -> inspect.Signature:
-    """Its signature, with types in the place of their names. A name that only type checkers import stays a text."""
+    """Its signature, with types in the place of their names. A name that only type checkers import
+    stays a text.
+    """
     try:
         return inspect.signature(function, eval_str=True)
     except NameError:
@@ -109,7 +140,11 @@ class Plain(Env):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        taken = {name: value for name, value in settings.items() if name not in DatasetSettings.model_fields}
+        taken = {
+            name: value
+            for name, value in settings.items()
+            if name not in DatasetSettings.model_fields
+        }
         self._random = _states(0)
         with self._own_random():
             self.plain: Any = self.plain_type(**taken)
@@ -121,9 +156,14 @@ class Plain(Env):
         if listed is None:
             return super().questions()
         listed = listed() if callable(listed) else listed
-        if not isinstance(listed, list | tuple) or not all(isinstance(each, StateQuestion) for each in listed):
+        if not isinstance(listed, list | tuple) or not all(
+            isinstance(each, StateQuestion) for each in listed
+        ):
             place = code_place(cls.plain_type)
-            raise ConfigError(f"{place}: its questions are {brief(listed)}; give a list of reflectkit.StateQuestion")
+            raise ConfigError(
+                f"{place}: its questions are {brief(listed)}; give a list of"
+                " reflectkit.StateQuestion"
+            )
         return tuple(listed)
 
     def teacher(self) -> Teacher:
@@ -170,7 +210,10 @@ class Plain(Env):
 
     def _wrong(self, method: str, returned: object, wanted: str) -> ConfigError:
         place = code_place(getattr(type(self.written), method))
-        return ConfigError(f"{place}: {method}() of {self.plain_type.__name__} returned {brief(returned)}; {wanted}")
+        return ConfigError(
+            f"{place}: {method}() of {self.plain_type.__name__} returned {brief(returned)};"
+            f" {wanted}"
+        )
 
 
 def _states(seed: int) -> tuple[Any, Any]:
@@ -201,11 +244,15 @@ class Choices(Plain):
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Take choice `action`."""
         with self._own_random():
-            returned = self._call("step", self._offered[check_choice(action, self._offered, self.name)])
+            returned = self._call(
+                "step", self._offered[check_choice(action, self._offered, self.name)]
+            )
             return followed(returned, self._result)
 
     def _begun(self, returned: Any) -> Observation:
-        return self._observe("reset", returned[0] if isinstance(returned, tuple) and returned else returned)
+        return self._observe(
+            "reset", returned[0] if isinstance(returned, tuple) and returned else returned
+        )
 
     def _result(self, returned: Any) -> StepResult:
         if not isinstance(returned, tuple) or not 3 <= len(returned) <= 5:
@@ -214,16 +261,24 @@ class Choices(Plain):
         info = more.pop() if more else {}
         truncated = more[0] if more else False
         if not is_reward(reward):
-            raise self._wrong("step", returned, f"its reward is {brief(reward)}; return a finite number")
+            raise self._wrong(
+                "step", returned, f"its reward is {brief(reward)}; return a finite number"
+            )
         for flag in (terminated, truncated):
             if not is_flag(flag):
-                raise self._wrong("step", returned, f"whether it is done is {brief(flag)}; return True or False")
+                raise self._wrong(
+                    "step", returned, f"whether it is done is {brief(flag)}; return True or False"
+                )
         if not isinstance(info, dict):
             raise self._wrong(
-                "step", returned, f"its last value is {brief(info)}; return a dict there, or leave it out"
+                "step",
+                returned,
+                f"its last value is {brief(info)}; return a dict there, or leave it out",
             )
         over = bool(terminated or truncated)
-        if not isinstance(info.get("success"), bool | int | float | None) and not is_flag(info["success"]):
+        if not isinstance(info.get("success"), bool | int | float | None) and not is_flag(
+            info["success"]
+        ):
             raise self._wrong("step", returned, "its 'success' must be True or False")
         told = {key: info[key] for key in ("figures", "refused") if key in info}
         if figures := self._figures(returned, info):
@@ -234,16 +289,28 @@ class Choices(Plain):
         else:
             told["success"] = bool(success) if over else False
         self._gained = self._gained or float(reward) > 0
-        return StepResult(self._observe("step", text, over), float(reward), bool(terminated), bool(truncated), told)
+        return StepResult(
+            self._observe("step", text, over),
+            float(reward),
+            bool(terminated),
+            bool(truncated),
+            told,
+        )
 
     def _figures(self, returned: Any, info: dict[Any, Any]) -> dict[str, float]:
         """The numbers in what `step` returned last, except what has another meaning."""
         figures = {}
         for name, value in info.items():
-            if not isinstance(name, str) or name in NOT_FIGURES or not (isinstance(value, Real) or is_flag(value)):
+            if (
+                not isinstance(name, str)
+                or name in NOT_FIGURES
+                or not (isinstance(value, Real) or is_flag(value))
+            ):
                 continue
             if not is_reward(value):
-                raise self._wrong("step", returned, f"its '{name}' is {brief(value)}; return a finite number")
+                raise self._wrong(
+                    "step", returned, f"its '{name}' is {brief(value)}; return a finite number"
+                )
             figures[name] = float(value)
         return figures
 
@@ -254,7 +321,10 @@ class Choices(Plain):
         choices = choices() if callable(choices) else choices
         if not isinstance(choices, list | tuple) or not (choices or over):
             place = code_place(self.plain_type)
-            raise ConfigError(f"{place}: the choices are {brief(choices)}; give a list of texts, or end the episode")
+            raise ConfigError(
+                f"{place}: the choices are {brief(choices)}; give a list of texts, or end"
+                " the episode"
+            )
         self._offered: Sequence[Any] = choices
         return Observation((Message("user", text),), tuple(map(str, choices)))
 
@@ -264,7 +334,9 @@ class ToolTasks(DatasetTasks):
 
     def has(self, name: str) -> bool:
         """Whether it lists its problems."""
-        return bool(self.settings and self.settings.dataset) if name == "tasks" else super().has(name)
+        return (
+            bool(self.settings and self.settings.dataset) if name == "tasks" else super().has(name)
+        )
 
 
 class Tools(Plain):
@@ -285,22 +357,33 @@ class Tools(Plain):
             for name in ("get_reward", *_tool_names(self.plain_type))
         )
         if not hasattr(self.plain, "get_reward") and not self.settings.reward:
-            raise ConfigError(f"{self.plain_type.__name__} has no get_reward(); add it, or give --reward FILE.py:NAME")
+            raise ConfigError(
+                f"{self.plain_type.__name__} has no get_reward(); add it, or give --reward"
+                " FILE.py:NAME"
+            )
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin the problem."""
         seed = self._begin(task, seed)
         parameters = inspect.signature(self.plain.reset).parameters
-        open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        open_ended = any(
+            parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+        )
         row = {} if task.data.keys() <= {"seed"} else dict(task.data)
         if "self" in row:
-            raise DataError(f"row {task.id}", "the column 'self' cannot be an argument of reset(); rename it")
+            raise DataError(
+                f"row {task.id}", "the column 'self' cannot be an argument of reset(); rename it"
+            )
         arguments = ({"seed": seed} if "seed" in parameters or open_ended else {}) | row
         with self._own_random():
             shown = self._call("reset", **arguments)
         messages = list(prompt_messages(row["prompt"], task.id)) if "prompt" in row else []
         if not isinstance(shown, str | None) or not (shown or messages):
-            raise self._wrong("reset", shown, "return the prompt, a text" if not messages else "return a text or None")
+            raise self._wrong(
+                "reset",
+                shown,
+                "return the prompt, a text" if not messages else "return a text or None",
+            )
         last = messages.pop() if messages else Message("user", "")
         self._messages = [*messages, replace(last, content=last.content + (shown or ""))]
         self._row, self._first, self._steps = row, len(self._messages), 0
@@ -338,12 +421,22 @@ class Tools(Plain):
                     value = outside_loop(self.plain.get_reward)
                     value = await value if inspect.isawaitable(value) else value
                     if value is not None and not is_reward(value):
-                        raise self._wrong("get_reward", value, "return a number, or None where it does not apply")
+                        raise self._wrong(
+                            "get_reward", value, "return a number, or None where it does not apply"
+                        )
                     own = [None if value is None else float(value)]
                 messages = chat_messages(self._messages)
-                row, completion = self._row | {"prompt": messages[: self._first]}, messages[self._first :]
+                row, completion = (
+                    self._row | {"prompt": messages[: self._first]},
+                    messages[self._first :],
+                )
                 reward, told = await score(
-                    self.settings.reward, row, completion, self._ids.ids, own=own, environments=[self.plain]
+                    self.settings.reward,
+                    row,
+                    completion,
+                    self._ids.ids,
+                    own=own,
+                    environments=[self.plain],
                 )
                 info |= told
         return StepResult(self._observe(), reward, over, info=info)
@@ -358,7 +451,9 @@ def _tool_names(kind: type) -> list[str]:
 
 
 def _tools(plain: Any) -> tuple[ToolSpec, ...]:
-    """The tools of an instance, described by type hints and docstrings. Raises ConfigError without them."""
+    """The tools of an instance, described by type hints and docstrings. Raises ConfigError without
+    them.
+    """
     from reflectkit.models.call_forms import tool_of
 
     tools = []
@@ -368,7 +463,8 @@ def _tools(plain: Any) -> tuple[ToolSpec, ...]:
         except ValueError as error:
             place = code_place(getattr(type(plain), name))
             raise ConfigError(
-                f"{place}: {name}() cannot be a tool: {error}; give its arguments type hints, and its docstring a"
+                f"{place}: {name}() cannot be a tool: {error}; give its arguments type hints,"
+                " and its docstring a"
                 " section Args, or begin its name with _"
             ) from None
     return tuple(tools)

@@ -1,7 +1,8 @@
 """A program as an environment: it asks an endpoint of OpenAI's form, and the agent is who answers.
 
-Each episode starts the program with its own address. Each chat request is a step, and so is each question of a request
-for decisions. The program's own tools, prompts and loop stay as they are; it imports nothing of ours.
+Each episode starts the program with its own address. Each chat request is a step, and so is each
+question of a request for decisions. The program's own tools, prompts and loop stay as they are; it
+imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -62,11 +63,15 @@ KEPT_IN_INFO = 2000
 PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
 """Environment variables that every program gets."""
 OPENAI_ADDRESSES = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
-"""Where programs look for the address of OpenAI: its package, and older versions, LiteLLM, LangChain and LlamaIndex."""
+"""Where programs look for the address of OpenAI: its package, and older versions, LiteLLM,
+LangChain and LlamaIndex.
+"""
 OTHER_ADDRESSES = (
     "AZURE_OPENAI_ENDPOINT", "AZURE_API_BASE", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE", "ANTHROPIC_API_URL",
 )  # fmt: skip
-"""Where they look for the addresses of Azure and Anthropic: they get one that refuses, also for a key from a file."""
+"""Where they look for the addresses of Azure and Anthropic: they get one that refuses, also for a
+key from a file.
+"""
 SUPERVISOR = str(Path(__file__).with_name("supervise.py"))
 LONGEST_TITLE = 80
 """Characters of the command in the name of a program's folders."""
@@ -77,19 +82,34 @@ class ProgramSettings(DatasetSettings):
     """Settings of a program."""
 
     pass_env: tuple[str, ...] = option(
-        (), help="Environment variable that the program gets, besides PATH, HOME and the like (repeat the flag)."
+        (),
+        help=(
+            "Environment variable that the program gets, besides PATH, HOME and the like (repeat"
+            " the flag)."
+        ),
     )
     input: tuple[Path, ...] = option(
         (),
-        help="File or folder that the program uses and its command does not name: a change of it makes a new run"
+        help="File or folder that the program uses and its command does not name: a change of it"
+        " makes a new run"
         " (repeat the flag).",
     )
     program_timeout_s: float = option(
-        120.0, help="Seconds between two requests of the program, and after the last, before it is killed.", gt=0
+        120.0,
+        help=(
+            "Seconds between two requests of the program, and after the last, before it is killed."
+        ),
+        gt=0,
     )
-    program_memory_mb: int = option(0, help="Address space of the program in MB; 0: no limit.", ge=0)
+    program_memory_mb: int = option(
+        0, help="Address space of the program in MB; 0: no limit.", ge=0
+    )
     only_decisions: bool = option(
-        False, help="The program asks for decisions alone, so the policy needs no words: --model tiny can learn it."
+        False,
+        help=(
+            "The program asks for decisions alone, so the policy needs no words: --model tiny"
+            " can learn it."
+        ),
     )
 
     @property
@@ -98,7 +118,10 @@ class ProgramSettings(DatasetSettings):
         """The passed variables, each as a digest of its value."""
         passed = {name: os.environ[name] for name in self.pass_env if name in os.environ}
         return {
-            f"${name}": f"digest {hashlib.sha256(f'{name}={value}'.encode(errors='surrogateescape')).hexdigest()[:16]}"
+            f"${name}": (
+                "digest"
+                f" {hashlib.sha256(f'{name}={value}'.encode(errors='surrogateescape')).hexdigest()[:16]}"
+            )
             for name, value in passed.items()
         }
 
@@ -124,7 +147,9 @@ class _Pending:
 
 @dataclass(frozen=True)
 class _Exit:
-    """The program ended. output, errors: the ends of what it printed, and of its standard error, without keys."""
+    """The program ended. output, errors: the ends of what it printed, and of its standard error,
+    without keys.
+    """
 
     code: int
     output: str
@@ -153,13 +178,16 @@ class _Run:
         return answer
 
     async def decide(self, request: DecisionRequest) -> dict[str, Any]:
-        """The answers to its questions, each of which is a step. The option that the agent took has probability 1, so
-        that the program acts on it, whether it reads the answer or the probabilities.
+        """The answers to its questions, each of which is a step. The option that the agent took has
+        probability 1, so that the program acts on it, whether it reads the answer or the
+        probabilities.
         """
         state, answers = request.text, []
         for _, question in request.asked:
             taken = await self._ask(question.observation(state))
-            answers.append(Answer(tuple(float(place == taken) for place in range(len(question.options)))))
+            answers.append(
+                Answer(tuple(float(place == taken) for place in range(len(question.options))))
+            )
         self._decided += 1
         return request.response(answers, Usage(), f"decision-{self._decided}")
 
@@ -189,15 +217,21 @@ class _Run:
                 *supervised, env=environment, start_new_session=True, **pipes
             )
         except OSError as error:
-            raise ConfigError(f"cannot start {command[0]}: {error.strerror}; run fewer episodes at once") from None
+            raise ConfigError(
+                f"cannot start {command[0]}: {error.strerror}; run fewer episodes at once"
+            ) from None
         self._watching = asyncio.ensure_future(self._watch())
 
     async def _watch(self) -> None:
-        output, errors = await asyncio.gather(_end_of(self._process.stdout), _end_of(self._process.stderr))
+        output, errors = await asyncio.gather(
+            _end_of(self._process.stdout), _end_of(self._process.stderr)
+        )
         self.events.put_nowait(_Exit(await self._process.wait(), masked(output), masked(errors)))
 
     async def next(self, timeout_s: float) -> _Pending | _Exit:
-        """The next request that somebody still waits for, or the end. Raises EnvironmentFailure after the timeout."""
+        """The next request that somebody still waits for, or the end. Raises EnvironmentFailure
+        after the timeout.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -218,7 +252,8 @@ class _Run:
                 pending.answer.set_exception(RequestError(CLOSED, 410))
         if self._process is not None:
             self._process.stdin.close()
-        if self._watching is not None:  # which ends with the output; something that left the group may hold that
+        # Which ends with the output; something that left the group may hold that
+        if self._watching is not None:
             await asyncio.wait([self._watching], timeout=5)
             self._watching.cancel()
 
@@ -287,7 +322,9 @@ class Program(Env):
     @classmethod
     @override
     def action_kind(cls, settings: Any) -> Literal["choice", "tools", "text"]:
-        """Calls of tools, which a mixed program wants as well as choices, unless it asks for decisions alone."""
+        """Calls of tools, which a mixed program wants as well as choices, unless it asks for
+        decisions alone.
+        """
         return "choice" if settings.only_decisions else "tools"
 
     @classmethod
@@ -304,18 +341,22 @@ class Program(Env):
         if not opaque or settings.input:
             return ""
         return (
-            f"--env program: not all files that {opaque} uses are known; name them with --input FILE, or a change of"
+            f"--env program: not all files that {opaque} uses are known; name them with --input"
+            " FILE, or a change of"
             " them makes no new run"
         )
 
     @classmethod
     def _files(cls, settings: Any) -> CommandFiles:
         searched = os.environ.get("PYTHONPATH", "") if "PYTHONPATH" in settings.pass_env else ""
-        return CommandFiles(cls.command, [Path(folder).absolute() for folder in searched.split(os.pathsep) if folder])
+        return CommandFiles(
+            cls.command,
+            [Path(folder).absolute() for folder in searched.split(os.pathsep) if folder],
+        )
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        """Start the program and wait for its first request. Raises EnvironmentFailure, and ConfigError if it cannot be
-        started.
+        """Start the program and wait for its first request. Raises EnvironmentFailure, and
+        ConfigError if it cannot be started.
         """
         if self._run is not None:  # awaited, as other episodes go on meanwhile
             await self._in_thread(self._run.stop())
@@ -370,7 +411,11 @@ class Program(Env):
         self._chat, self._decisions, self._first = [], [], 0
         self._server.runs[self._token] = self._run
         url = f"http://{LOOPBACK[0]}:{await self._server.port()}/s/{self._token}"
-        passed = {name: os.environ[name] for name in (*PASSED, *self.settings.pass_env) if name in os.environ}
+        passed = {
+            name: os.environ[name]
+            for name in (*PASSED, *self.settings.pass_env)
+            if name in os.environ
+        }
         self._row: Mapping[str, Any] = task.data
         self._ids = CompletionIds()
         values = {"seed": seed, "task": task.data.get("prompt", task.id)} | task.data
@@ -380,7 +425,10 @@ class Program(Env):
                 return found[0][1:-1]
             if found[2] not in values:
                 known = ", ".join(f"{{{name}}}" for name in values)
-                raise ConfigError(f"--env program: {found[0]} has no value; there are {known}. {{{found[0]}}} is text")
+                raise ConfigError(
+                    f"--env program: {found[0]} has no value; there are {known}."
+                    f" {{{found[0]}}} is text"
+                )
             value = values[found[2]]
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -397,7 +445,9 @@ class Program(Env):
         await self._run.start(command, environment, self.settings.program_memory_mb << 20)
         event = await self._next()
         if isinstance(event, _Exit):
-            raise EnvironmentFailure(f"the program ended without a request{_last_line(event.errors or event.output)}")
+            raise EnvironmentFailure(
+                f"the program ended without a request{_last_line(event.errors or event.output)}"
+            )
         return self._observe(event)
 
     async def _act(self, answer: int | EndpointAnswer) -> _Pending | _Exit:
@@ -416,17 +466,24 @@ class Program(Env):
         else:
             reward = self._reward(event)
             info = {"success": reward >= 1}
-        figures = {"unmatched": float(self._run.unmatched), "overridden": float(self._run.overridden)}
+        figures = {
+            "unmatched": float(self._run.unmatched),
+            "overridden": float(self._run.overridden),
+        }
         shown = info.get("figures", {}) | {name: value for name, value in figures.items() if value}
         info |= {"figures": shown, "output": (event.errors + event.output)[-KEPT_IN_INFO:]}
         return StepResult(seen, reward, True, info=info)
 
     async def _next(self) -> _Pending | _Exit:
-        """The next request, or the end. Raises EnvironmentFailure if the program failed; see `reset`."""
+        """The next request, or the end. Raises EnvironmentFailure if the program failed; see
+        `reset`.
+        """
         event: _Pending | _Exit = await self._run.next(self.settings.program_timeout_s)
         if isinstance(event, _Exit) and event.code:
             if event.code == -signal.SIGUSR1 and self._pending is None:  # of the supervisor
-                raise ConfigError(f"--env program: cannot start {event.output.strip()}; check the command")
+                raise ConfigError(
+                    f"--env program: cannot start {event.output.strip()}; check the command"
+                )
             last = _last_line(event.errors or event.output)
             raise EnvironmentFailure(f"the program ended with exit code {event.code}{last}")
         return event
@@ -436,7 +493,9 @@ class Program(Env):
         if (request := pending.request) is not None:
             self._first = self._first or len(request.observation.messages)
             self._run.unmatched += request.unmatched
-            self._run.overridden += request.temperature is not None or request.max_tokens is not None
+            self._run.overridden += (
+                request.temperature is not None or request.max_tokens is not None
+            )
         return pending.observation
 
     def _reward(self, event: _Exit) -> float:
@@ -448,11 +507,15 @@ class Program(Env):
             if self._reward_file.is_file()
             else ""
         )
-        last = written or next((line for line in reversed(event.output.splitlines()) if line.strip()), "")
+        last = written or next(
+            (line for line in reversed(event.output.splitlines()) if line.strip()), ""
+        )
         with contextlib.suppress(ValueError):
             if math.isfinite(reward := float(last)):
                 return reward
-        raise EnvironmentFailure(f"the program gave no reward; print it as the last line{_last_line(last)}")
+        raise EnvironmentFailure(
+            f"the program gave no reward; print it as the last line{_last_line(last)}"
+        )
 
 
 def _last_line(output: str) -> str:
@@ -462,18 +525,23 @@ def _last_line(output: str) -> str:
 
 @cache
 def env_of(rest: str) -> type[Env]:
-    """The env of the program that `rest` starts, e.g. "python my_agent.py {task}". Raises ConfigError."""
+    """The env of the program that `rest` starts, e.g. "python my_agent.py {task}". Raises
+    ConfigError.
+    """
     try:
         command = tuple(shlex.split(rest))
     except ValueError as error:
         raise ConfigError(f"--env program: {error}: {rest:.80}") from None
     if not command:
-        raise ConfigError('--env program: write the command, e.g. program:"python my_agent.py {task}"')
+        raise ConfigError(
+            '--env program: write the command, e.g. program:"python my_agent.py {task}"'
+        )
     script = command[1] if command[1:] and Path(command[0]).name.startswith("python") else ""
     if script.endswith(".py") and "{" not in script and not Path(script).exists():
         raise ConfigError(f"--env program: no file {script}; check the command")
     names = [Path(part).name for part in command]
     title = "-".join(["program", *names])
-    if names[1:] != list(command[1:]) or len(title) > LONGEST_TITLE:  # another program could have the same title
+    # Another program could have the same title
+    if names[1:] != list(command[1:]) or len(title) > LONGEST_TITLE:
         title = f"{title[:LONGEST_TITLE]}-{zlib.crc32(shlex.join(command).encode()):08x}"
     return env_type(Program, title, command=command)

@@ -30,14 +30,16 @@ class DatasetSettings(Config):
 
     dataset: str = option(
         "",
-        help=f"Problems: a file ({', '.join(FILES)}) or a data set of the hub, NAME or NAME:CONFIG. Its column"
+        help=f"Problems: a file ({', '.join(FILES)}) or a data set of the hub, NAME or NAME:CONFIG."
+        " Its column"
         " `prompt` is a text or a list of messages; reward functions get all columns.",
         essential=True,
     )
     dataset_split: str = option("train", help="Split of a data set of the hub.")
     reward: tuple[str, ...] = option(
         (),
-        help="Reward function in TRL's form, FILE.py:FUNCTION or MODULE:FUNCTION; with a weight, FUNCTION=0.5."
+        help="Reward function in TRL's form, FILE.py:FUNCTION or MODULE:FUNCTION; with a weight,"
+        " FUNCTION=0.5."
         " Repeatable; the rewards are added.",
         essential=True,
     )
@@ -48,7 +50,9 @@ class DatasetSettings(Config):
         names = [target_of(spec)[0] for spec in reward]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"{name} is given twice; give it once, with the sum of the weights")
+                raise ValueError(
+                    f"{name} is given twice; give it once, with the sum of the weights"
+                )
         return reward
 
 
@@ -68,24 +72,37 @@ class DatasetTasks(Taskset):
         """A problem for each row."""
         if not (self.settings and self.settings.dataset):
             raise ConfigError(
-                f"env '{self.env.name}' needs --dataset, a file ({', '.join(FILES)}) or a name on the hub"
+                f"env '{self.env.name}' needs --dataset, a file ({', '.join(FILES)}) or a"
+                " name on the hub"
             )
         rows, first = self._rows(self.settings.dataset), dict[str, str]()
         return [
-            Task(str(number), self.env.name, level, first.setdefault(json.dumps(row.get("prompt")), str(number)), row)
+            Task(
+                str(number),
+                self.env.name,
+                level,
+                first.setdefault(json.dumps(row.get("prompt")), str(number)),
+                row,
+            )
             for number, row in enumerate(rows)
         ]
 
     def _rows(self, dataset: str) -> list[dict[str, Any]]:
-        """The rows of `dataset`. Raises DataError for one without a prompt, or without a column that code asks for."""
+        """The rows of `dataset`. Raises DataError for one without a prompt, or without a column
+        that code asks for.
+        """
         data = read_rows(dataset, self.settings.dataset_split)
         if "prompt" in data.left_out:
             raise DataError(dataset, f"{data.left_out['prompt']}; {NO_MESSAGES}")
         if "prompt" not in data.rows[0]:
             columns = ", ".join(data.rows[0])
-            raise DataError(dataset, f"there is no column 'prompt': the columns are {columns}; rename one")
+            raise DataError(
+                dataset, f"there is no column 'prompt': the columns are {columns}; rename one"
+            )
         if taken := OURS.intersection(data.rows[0]):
-            raise DataError(dataset, f"the column '{min(taken)}' is an argument of reward functions; rename it")
+            raise DataError(
+                dataset, f"the column '{min(taken)}' is an argument of reward functions; rename it"
+            )
         for number, row in enumerate(data.rows, start=1):
             prompt_messages(row["prompt"], f"{dataset}, row {number}")
         users = [reward_function(spec)[1] for spec in self.settings.reward]
@@ -102,7 +119,10 @@ class DatasetTasks(Taskset):
         data = [Path(settings.dataset)] if settings.dataset.endswith(FILES) else []
         rewards = getattr(settings, "reward", ())
         named = [module_of(target_of(spec)[0]) for spec in rewards]
-        return [*data, *code_files([*named, *(reward_function(spec)[1].__module__ for spec in rewards)])]
+        return [
+            *data,
+            *code_files([*named, *(reward_function(spec)[1].__module__ for spec in rewards)]),
+        ]
 
 
 def prompt_messages(prompt: Any, where: str) -> tuple[Message, ...]:
@@ -112,16 +132,24 @@ def prompt_messages(prompt: Any, where: str) -> tuple[Message, ...]:
     if not isinstance(prompt, list) or not prompt:
         raise DataError(where, f"{prompt!r:.60} is no prompt; {NO_MESSAGES}", field="prompt")
     calls = any(isinstance(message, Mapping) and message.get("tool_calls") for message in prompt)
-    messages = _with_calls(prompt, where) if calls else [_message(message, where) for message in prompt]
+    messages = (
+        _with_calls(prompt, where) if calls else [_message(message, where) for message in prompt]
+    )
     if messages[-1].role == "assistant":
-        raise DataError(where, "ends with the assistant's message, which is not continued; drop it", field="prompt")
+        raise DataError(
+            where,
+            "ends with the assistant's message, which is not continued; drop it",
+            field="prompt",
+        )
     return tuple(messages)
 
 
 def _message(message: Any, where: str) -> Message:
     """A message without calls. Raises DataError."""
     content = message.get("content") if isinstance(message, Mapping) else None
-    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+    if isinstance(content, list) and all(
+        isinstance(part, Mapping) and part.get("type") == "text" for part in content
+    ):
         content = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(content, str) or message.get("role") not in ROLES:
         raise DataError(where, f"{message!r:.60} is no message; {NO_MESSAGES}", field="prompt")
@@ -131,7 +159,8 @@ def _message(message: Any, where: str) -> Message:
 
 def _with_calls(prompt: Any, where: str) -> list[Message]:
     """Messages with calls in OpenAI's form. Raises DataError."""
-    from reflectkit.envs.adapters.endpoint import Conversations, RequestError  # costs a server's imports
+    # Costs a server's imports
+    from reflectkit.envs.adapters.endpoint import Conversations, RequestError
 
     try:
         request = dumps({"model": "", "messages": prompt}).encode()
@@ -167,7 +196,9 @@ class Prompts(Env):
         """Score the answer."""
         text = action.text if isinstance(action, ToolUse) else action
         if not isinstance(text, str):
-            raise IllegalActionError(f"prompts: no action {action!r:.80}; one text answers a prompt")
+            raise IllegalActionError(
+                f"prompts: no action {action!r:.80}; one text answers a prompt"
+            )
         row = self._row
         completion: Any = text
         if not isinstance(row["prompt"], str):

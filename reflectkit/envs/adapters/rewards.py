@@ -26,8 +26,8 @@ OURS = frozenset({"prompts", "completions", "environments", *OPTIONAL, TRAINER_S
 
 
 class CompletionIds:
-    """The tokens after the first prompt of an episode: those that the policy sampled, and those between them where a
-    prompt begins with the first one.
+    """The tokens after the first prompt of an episode: those that the policy sampled, and those
+    between them where a prompt begins with the first one.
     """
 
     def __init__(self) -> None:
@@ -45,12 +45,16 @@ class CompletionIds:
 
 
 def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """`messages` in TRL's form: an assistant's calls are `tool_calls`, and a tool's result has its name."""
+    """`messages` in TRL's form: an assistant's calls are `tool_calls`, and a tool's result has its
+    name.
+    """
     written = []
     for message in messages:
         line: dict[str, Any] = {"role": message.role, "content": message.content}
         if message.calls:
-            line["content"] = words_before_any_call(message.content, [call.name for call in message.calls])
+            line["content"] = words_before_any_call(
+                message.content, [call.name for call in message.calls]
+            )
             line["tool_calls"] = [
                 {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call in message.calls
@@ -79,11 +83,15 @@ def reward_function(spec: str) -> tuple[str, Any, float]:
     except ValueError:
         number = math.nan
     if not callable(function) or not math.isfinite(number):
-        raise ConfigError(f"--reward {spec}: write FILE.py:FUNCTION or FILE.py:FUNCTION=WEIGHT, e.g. my.py:exact=0.5")
+        raise ConfigError(
+            f"--reward {spec}: write FILE.py:FUNCTION or FILE.py:FUNCTION=WEIGHT, e.g."
+            " my.py:exact=0.5"
+        )
     state = inspect.signature(function).parameters.get(TRAINER_STATE)
     if state is not None and state.default is state.empty:
         raise ConfigError(
-            f"{code_place(function)}: reward function {name} asks for {TRAINER_STATE}, which only TRL's trainer has;"
+            f"{code_place(function)}: reward function {name} asks for {TRAINER_STATE}, which"
+            " only TRL's trainer has;"
             f" make it optional, {TRAINER_STATE}=None"
         )
     return name, function, number
@@ -92,12 +100,18 @@ def reward_function(spec: str) -> tuple[str, Any, float]:
 def waits(specs: Sequence[str]) -> bool:
     """Whether one of the reward functions `specs` is a coroutine."""
     functions = [function for _, function, _ in map(reward_function, specs)]
-    return any(map(inspect.iscoroutinefunction, [*functions, *(function.__call__ for function in functions)]))
+    return any(
+        map(
+            inspect.iscoroutinefunction,
+            [*functions, *(function.__call__ for function in functions)],
+        )
+    )
 
 
 def is_reward(value: object) -> bool:
     """Whether `value` is a finite number, of Python or a library."""
-    with contextlib.suppress(TypeError, ValueError, OverflowError):  # of an array, or a number beyond a float's range
+    # Of an array, or a number beyond a float's range
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         return hasattr(value, "__float__") and math.isfinite(float(value))
     return False
 
@@ -109,8 +123,8 @@ GOAL = 0.9
 def guessed_success(gained: bool, reward: float, over: bool) -> bool | None:
     """Whether an episode succeeded whose env does not say; None where its rewards do not tell.
 
-    They tell in a game with a goal: nothing is above 0 but a reward of 0.9 to 1 at the end. gained: whether a reward
-    before the latest, `reward`, was above 0.
+    They tell in a game with a goal: nothing is above 0 but a reward of 0.9 to 1 at the end. gained:
+    whether a reward before the latest, `reward`, was above 0.
     """
     if gained or (reward > 0 and not over):
         return None
@@ -130,11 +144,11 @@ async def score(
 ) -> tuple[float, dict[str, Any]]:
     """(sum of the rewards, info) of an answer to `row`.
 
-    ids: its tokens, in place of which the bytes of its words are passed if there are none. own: rewards of an env
-    itself, which come first. more: further arguments of reward functions.
+    ids: its tokens, in place of which the bytes of its words are passed if there are none. own:
+    rewards of an env itself, which come first. more: further arguments of reward functions.
 
-    A reward that is None does not apply. The answer is right if the first reward is at least 1. Raises
-    EnvironmentFailure if none applies, and the episode does not count, as in TRL.
+    A reward that is None does not apply. The answer is right if the first reward is at least 1.
+    Raises EnvironmentFailure if none applies, and the episode does not count, as in TRL.
     """
     # 1. What the functions are called with
     log = _Log()
@@ -148,11 +162,15 @@ async def score(
     for name, function, weight in map(reward_function, specs):
         returned = outside_loop(function, **_accepted(name, function, arguments, optional))
         returned = await returned if inspect.isawaitable(returned) else returned
-        returned = returned.tolist() if hasattr(returned, "tolist") else returned  # an array, or a tensor
-        value = returned[0] if isinstance(returned, list | tuple) and len(returned) == 1 else returned
+        # An array, or a tensor
+        returned = returned.tolist() if hasattr(returned, "tolist") else returned
+        value = (
+            returned[0] if isinstance(returned, list | tuple) and len(returned) == 1 else returned
+        )
         if value is not None and not is_reward(value):
             raise ConfigError(
-                f"{code_place(function)}: reward function {name} returned {brief(returned)} for one completion;"
+                f"{code_place(function)}: reward function {name} returned {brief(returned)} for"
+                " one completion;"
                 " return a list with one number, or None where it does not apply"
             )
         values.append(None if value is None else float(value))
@@ -165,11 +183,15 @@ async def score(
         raise EnvironmentFailure(f"{UNSCORED}: all are None for {row['prompt']!r:.80}")
     info: dict[str, Any] = {"success": values[0] is not None and values[0] >= 1}
     figures |= {name: fmean(logged) for name, logged in log.metrics.items()}
-    return total, info | ({"figures": figures} if figures else {}) | ({"extra": log.columns} if log.columns else {})
+    return total, info | ({"figures": figures} if figures else {}) | (
+        {"extra": log.columns} if log.columns else {}
+    )
 
 
 class _Log:
-    """What reward functions log: metrics, which become figures, and columns, which an episode's record keeps."""
+    """What reward functions log: metrics, which become figures, and columns, which an episode's
+    record keeps.
+    """
 
     def __init__(self) -> None:
         self.metrics: dict[str, list[float]] = {}
@@ -184,7 +206,10 @@ class _Log:
     def extra(self, column: str, values: Sequence[Any]) -> None:
         """TRL's `log_extra`. Raises ConfigError unless there is a value for the one completion."""
         if isinstance(values, str) or len(values) != 1:
-            raise ConfigError(f"log_extra({column!r}, {brief(values)}): give a list with a value for each completion")
+            raise ConfigError(
+                f"log_extra({column!r}, {brief(values)}): give a list with a value for each"
+                " completion"
+            )
         (value,) = values
         try:
             json.dumps(value, allow_nan=False)
@@ -194,27 +219,44 @@ class _Log:
 
 
 def _bytes(completion: Any) -> list[int]:
-    text = completion if isinstance(completion, str) else "".join(message["content"] for message in completion)
+    text = (
+        completion
+        if isinstance(completion, str)
+        else "".join(message["content"] for message in completion)
+    )
     return list(text.encode(errors="replace"))
 
 
 def _accepted(
     name: str, function: Any, arguments: Mapping[str, Any], optional: tuple[list[int], Any, Any]
 ) -> dict[str, Any]:
-    """`arguments`, and the optional ones that `function` takes. Raises ConfigError for others than these."""
+    """`arguments`, and the optional ones that `function` takes. Raises ConfigError for others than
+    these.
+    """
     parameters = inspect.signature(function).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     ids, extra, metric = optional
     values = dict(zip(OPTIONAL, ([ids], extra, metric), strict=True))
-    accepted = {**arguments, **{key: value for key, value in values.items() if takes_any or key in parameters}}
+    accepted = {
+        **arguments,
+        **{key: value for key, value in values.items() if takes_any or key in parameters},
+    }
     try:
         inspect.signature(function).bind(**accepted)
     except TypeError as error:
         missing = "missing" in str(error)
-        fix = "name a column so, or give it a default" if missing else "end its arguments with **kwargs"
+        fix = (
+            "name a column so, or give it a default"
+            if missing
+            else "end its arguments with **kwargs"
+        )
         raise ConfigError(
-            f"{code_place(function)}: reward function {name}: {error}; it is called with {', '.join(accepted)}: {fix}"
+            f"{code_place(function)}: reward function {name}: {error}; it is called with"
+            f" {', '.join(accepted)}: {fix}"
         ) from None
     if "self" in accepted and not inspect.isfunction(function):
-        raise ConfigError(f"{code_place(function)}: reward function {name} cannot get the column 'self'; rename it")
+        raise ConfigError(
+            f"{code_place(function)}: reward function {name} cannot get the column 'self';"
+            " rename it"
+        )
     return accepted

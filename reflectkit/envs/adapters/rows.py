@@ -1,7 +1,7 @@
 """The rows of a data set, from a file or the hub: columns with JSON values.
 
-A CSV file holds texts, whatever they look like. Dates become texts in ISO form, decimal numbers texts, and NaN null. A
-column with anything else, such as bytes or pictures, is left out.
+A CSV file holds texts, whatever they look like. Dates become texts in ISO form, decimal numbers
+texts, and NaN null. A column with anything else, such as bytes or pictures, is left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ FIX = "fix the file"
 
 @dataclass(frozen=True)
 class DataRows:
-    """rows: each has all columns; None in one that lacks some. left_out: columns → where they hold no JSON value."""
+    """rows: each has all columns; None in one that lacks some. left_out: columns → where they hold
+    no JSON value.
+    """
 
     rows: list[dict[str, Any]]
     left_out: dict[str, str] = field(default_factory=dict)
@@ -38,7 +40,9 @@ class DataRows:
 
 @cache
 def read_rows(dataset: str, split: str) -> DataRows:
-    """The rows of a file, or of a split on the hub. Raises DataError, and ConfigError where there is no data set."""
+    """The rows of a file, or of a split on the hub. Raises DataError, and ConfigError where there
+    is no data set.
+    """
     raw = _read_file(Path(dataset)) if dataset.endswith(FILES) else _read_hub(dataset, split)
     columns: dict[str, None] = {}
     for number, row in enumerate(raw, start=1):
@@ -53,7 +57,11 @@ def read_rows(dataset: str, split: str) -> DataRows:
             try:
                 rows[-1][name] = json_value(value)
             except (TypeError, RecursionError) as error:
-                what = "a value that is nested too deep" if isinstance(error, RecursionError) else error
+                what = (
+                    "a value that is nested too deep"
+                    if isinstance(error, RecursionError)
+                    else error
+                )
                 left_out.setdefault(name, f"row {number}, column '{name}': {what}")
     for name in left_out:
         for row in rows:
@@ -104,7 +112,9 @@ def _read_file(path: Path) -> list[Any]:
     try:
         table: list[Any] = parquet.read_table(path).to_pylist()
     except (ArrowException, OSError) as error:
-        raise DataError(path, f"cannot be read as parquet ({' '.join(str(error).split()):.200})") from None
+        raise DataError(
+            path, f"cannot be read as parquet ({' '.join(str(error).split()):.200})"
+        ) from None
     return table
 
 
@@ -112,7 +122,9 @@ def _read_csv(path: Path) -> Iterator[dict[str, str]]:
     text = text_of(path)
     header = next(io.StringIO(text, newline=None), "").rstrip("\n")
     # 1. The delimiter is the one with which the header names a prompt.
-    named = (mark for mark in DELIMITERS if "prompt" in next(csv.reader([header], delimiter=mark), []))
+    named = (
+        mark for mark in DELIMITERS if "prompt" in next(csv.reader([header], delimiter=mark), [])
+    )
     delimiter = next(named, DELIMITERS[0])
     csv.field_size_limit(sys.maxsize)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -125,7 +137,9 @@ def _read_csv(path: Path) -> Iterator[dict[str, str]]:
         for number, cells in enumerate(filter(None, lines), start=1):
             if len(cells) != len(columns):
                 counts = f"row {number} has {len(cells)} columns, and the header {len(columns)}"
-                raise DataError(path, f"{counts}; put texts with {delimiter!r} into quotes", line=lines.line_num)
+                raise DataError(
+                    path, f"{counts}; put texts with {delimiter!r} into quotes", line=lines.line_num
+                )
             yield dict(zip(columns, cells, strict=True))
     except csv.Error as error:
         raise DataError(path, f"not CSV: {error}; {FIX}", line=lines.line_num) from None

@@ -1,7 +1,7 @@
 """A text environment of SkyRL's package skyrl-gym: `--env skyrl:ID --dataset ROWS`.
 
-ROWS is what SkyRL's scripts write: `prompt`, and the columns that the environment reads. An ID that a module of your
-own registers is written MODULE:ID.
+ROWS is what SkyRL's scripts write: `prompt`, and the columns that the environment reads. An ID that
+a module of your own registers is written MODULE:ID.
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ from reflectkit.types import Message, Observation, Task, ToolUse
 class SkyRLSettings(Config):
     """Settings of an environment of skyrl-gym."""
 
-    dataset: str = option("", help=f"The rows: a file ({', '.join(FILES)}) or a data set of the hub.", essential=True)
+    dataset: str = option(
+        "", help=f"The rows: a file ({', '.join(FILES)}) or a data set of the hub.", essential=True
+    )
     dataset_split: str = option("train", help="Split of a data set of the hub.")
-    skyrl_config: str = option("{}", help="The environment's own configuration in SkyRL, as a JSON object.")
+    skyrl_config: str = option(
+        "{}", help="The environment's own configuration in SkyRL, as a JSON object."
+    )
 
 
 class SkyRL(Env):
@@ -52,21 +56,32 @@ class SkyRL(Env):
         return code_files([cls.id.rpartition(":")[0]])
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Begin the row `task.data`. Raises ConfigError, and DataError for a row that the environment refuses."""
+        """Begin the row `task.data`. Raises ConfigError, and DataError for a row that the
+        environment refuses.
+        """
         check_task(task, self.name, self.levels)
         self.close()
         prompt = prompt_messages(task.data.get("prompt"), task.id)
-        row = {"max_turns": self.horizon} | {key: value for key, value in task.data.items() if key != "prompt"}
+        row = {"max_turns": self.horizon} | {
+            key: value for key, value in task.data.items() if key != "prompt"
+        }
         try:
             settings = json.loads(self.settings.skyrl_config)
         except ValueError as error:
-            raise ConfigError(f"--skyrl-config {self.settings.skyrl_config:.60} is no JSON object: {error}") from None
+            raise ConfigError(
+                f"--skyrl-config {self.settings.skyrl_config:.60} is no JSON object: {error}"
+            ) from None
         make = maker(self.id)
         try:
             self._inner = make(settings, row)
-            first, _ = self._inner.init([{"role": message.role, "content": message.content} for message in prompt])
-        except Exception as error:  # each environment checks its row and its configuration in its own way
-            raise DataError(task.id, f"skyrl:{self.id} cannot begin it: {type(error).__name__}: {error}") from None
+            first, _ = self._inner.init(
+                [{"role": message.role, "content": message.content} for message in prompt]
+            )
+        # Each environment checks its row and its configuration in its own way
+        except Exception as error:
+            raise DataError(
+                task.id, f"skyrl:{self.id} cannot begin it: {type(error).__name__}: {error}"
+            ) from None
         self._messages, self._gained = prompt_messages(first, task.id), False
         return Observation(self._messages, replies=True)
 
@@ -78,13 +93,19 @@ class SkyRL(Env):
             reward, over = float(output["reward"]), bool(output["done"])
             metrics = self._inner.get_metrics() if over else {}
         except Exception as error:
-            raise EnvironmentFailure(f"skyrl:{self.id} failed: {type(error).__name__}: {error}") from None
+            raise EnvironmentFailure(
+                f"skyrl:{self.id} failed: {type(error).__name__}: {error}"
+            ) from None
         shown = [Message(each["role"], each["content"]) for each in output["observations"]]
         self._messages = (*self._messages, Message("assistant", text), *shown)
         info: dict[str, Any] = {}
         if over:
             self.close()
-            numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+            numbers = {
+                name: float(value)
+                for name, value in metrics.items()
+                if isinstance(value, int | float)
+            }
             info = {"figures": {f"skyrl_{name}": value for name, value in numbers.items()}}
         info["success"] = guessed_success(self._gained, reward, over)
         self._gained = self._gained or reward > 0
@@ -112,10 +133,16 @@ def maker(name: str) -> Any:
         if module:
             importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"--env skyrl:{name} needs {error.name}; run pip install skyrl-gym") from None
+        raise ConfigError(
+            f"--env skyrl:{name} needs {error.name}; run pip install skyrl-gym"
+        ) from None
     if own not in registry:
-        raise ConfigError(f"skyrl-gym has no environment {own!r}; it has {', '.join(sorted(registry))}")
-    return lambda settings, row: skyrl_gym.make(own, env_config=OmegaConf.create(settings), extras=row)
+        raise ConfigError(
+            f"skyrl-gym has no environment {own!r}; it has {', '.join(sorted(registry))}"
+        )
+    return lambda settings, row: skyrl_gym.make(
+        own, env_config=OmegaConf.create(settings), extras=row
+    )
 
 
 @cache

@@ -1,7 +1,8 @@
-"""Runs a program in a process group of its own, which ends when the program does, or when standard input is closed, as
-it is when the process that started this one is killed. On Linux, so does what has left the group. Arguments: the most
-memory in bytes (0: no limit), and the program with its arguments. If there is no such program, or it cannot be
-executed, this one says why and ends by SIGUSR1.
+"""Runs a program in a process group of its own, which ends when the program does, or when standard
+input is closed, as it is when the process that started this one is killed. On Linux, so does what
+has left the group. Arguments: the most memory in bytes (0: no limit), and the program with its
+arguments. If there is no such program, or it cannot be executed, this one says why and ends by
+SIGUSR1.
 """
 
 import contextlib
@@ -52,7 +53,8 @@ def wait_for_the_end_of_input() -> None:
 threading.Thread(target=wait_for_the_end_of_input, daemon=True).start()
 code = program.wait()
 end_group()
-with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:  # Linux only
+# Linux only
+with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
     while children := file.read().split():
         for child in map(int, children):
             os.kill(child, signal.SIGKILL)

@@ -1,7 +1,9 @@
-"""The tasks of a taskset of verifiers (version 1): `--env verifiers:ID`, or `ID?KEY=VALUE&…` for its configuration.
+"""The tasks of a taskset of verifiers (version 1): `--env verifiers:ID`, or `ID?KEY=VALUE&…` for
+its configuration.
 
-The policy takes the place of verifiers' harness: it reads the task's prompt, calls the task's tools, which run in this
-process, and ends the episode with an answer that calls none. The task then scores the whole trace.
+The policy takes the place of verifiers' harness: it reads the task's prompt, calls the task's
+tools, which run in this process, and ends the episode with an answer that calls none. The task then
+scores the whole trace.
 """
 
 from __future__ import annotations
@@ -41,21 +43,32 @@ class Verifiers(Env):
     def tasks(cls, level: str) -> list[Task]:
         """The taskset's tasks, by their place in it. Raises ConfigError."""
         known = enumerate(taskset_of(cls.id)[1])
-        return [Task(f"task-{place}", cls.name, level, task.key, {"index": place}) for place, task in known]
+        return [
+            Task(f"task-{place}", cls.name, level, task.key, {"index": place})
+            for place, task in known
+        ]
 
     @classmethod
     @override
     def own_files(cls, settings: Any) -> list[Path]:
         """The modules of the taskset and its tasks."""
         taskset, tasks = taskset_of(cls.id)
-        return code_files([type(taskset).__module__, *dict.fromkeys(type(task).__module__ for task in tasks)])
+        return code_files(
+            [type(taskset).__module__, *dict.fromkeys(type(task).__module__ for task in tasks)]
+        )
 
     def reset(self, task: Task, seed: int) -> Awaitable[Observation]:
-        """Begin a task. Raises ConfigError for one that cannot be played here, DataError for one that is not there."""
+        """Begin a task. Raises ConfigError for one that cannot be played here, DataError for one
+        that is not there.
+        """
         check_task(task, self.name, self.levels)
         known, place = taskset_of(self.id)[1], task.data.get("index")
         if not isinstance(place, int) or not 0 <= place < len(known):
-            raise DataError(task.id, f"{self.id} has {len(known)} tasks, and no task {place!r}", field="data.index")
+            raise DataError(
+                task.id,
+                f"{self.id} has {len(known)} tasks, and no task {place!r}",
+                field="data.index",
+            )
         self._steps, self._task = 0, known[place]
         return self._begin()
 
@@ -84,10 +97,18 @@ class Verifiers(Env):
                 if name in self._servers:
                     raise ConfigError(f"{self.id}: two of its tools are called {name}")
                 self._servers[name] = (server, tool.name)
-                tools.append(ToolSpec(name, tool.description or "", {"properties": {}} | tool.input_schema))
+                tools.append(
+                    ToolSpec(name, tool.description or "", {"properties": {}} | tool.input_schema)
+                )
         self._tools = tuple(tools)
-        prompt = [vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt or [])
-        for message in [vf.SystemMessage(content=data.system_prompt)] * bool(data.system_prompt) + prompt:
+        prompt = (
+            [vf.UserMessage(content=data.prompt)]
+            if isinstance(data.prompt, str)
+            else list(data.prompt or [])
+        )
+        for message in [vf.SystemMessage(content=data.system_prompt)] * bool(
+            data.system_prompt
+        ) + prompt:
             self._add(message)
         return self._observe()
 
@@ -96,7 +117,10 @@ class Verifiers(Env):
 
         self._steps += 1
         named = [(f"call-{self._steps}-{number}", call) for number, call in enumerate(use.calls)]
-        calls = [types.ToolCall(id=key, name=call.name, arguments=json.dumps(call.arguments)) for key, call in named]
+        calls = [
+            types.ToolCall(id=key, name=call.name, arguments=json.dumps(call.arguments))
+            for key, call in named
+        ]
         self._add(types.AssistantMessage(content=spoken(use.text), tool_calls=calls or None), use)
         for line in use.errors:
             self._messages.append(Message("tool", line))
@@ -108,7 +132,10 @@ class Verifiers(Env):
                 text = "\n".join(part.text for part in parts if part.type == "text")
             except Exception as error:  # as a server tells a model that a tool failed
                 text = f"error: {error}"
-            self._add(types.ToolMessage(tool_call_id=key, content=cut(text, LONGEST_RESULT)), name=call.name)
+            self._add(
+                types.ToolMessage(tool_call_id=key, content=cut(text, LONGEST_RESULT)),
+                name=call.name,
+            )
         over = not use.calls and not use.errors
         info: dict[str, Any] = {"refused": len(use.errors)} if use.errors else {}
         reward = 0.0
@@ -116,10 +143,18 @@ class Verifiers(Env):
             try:
                 await self._task.score(self._trace)
             except Exception as error:
-                raise EnvironmentFailure(f"{self.id} could not score: {type(error).__name__}: {error}") from None
+                raise EnvironmentFailure(
+                    f"{self.id} could not score: {type(error).__name__}: {error}"
+                ) from None
             reward = float(self._trace.reward)
-            scores = {name: value.value for name, value in self._trace.rewards.items() if value is not None}
-            named_scores = scores | {name: value for name, value in self._trace.metrics.items() if value is not None}
+            scores = {
+                name: value.value
+                for name, value in self._trace.rewards.items()
+                if value is not None
+            }
+            named_scores = scores | {
+                name: value for name, value in self._trace.metrics.items() if value is not None
+            }
             figures = {f"verifiers_{name}": float(value) for name, value in named_scores.items()}
             info |= {"success": guessed_success(False, reward, over=True), "figures": figures}
         return StepResult(self._observe(), reward, over, info=info)
@@ -147,7 +182,11 @@ class Verifiers(Env):
         from verifiers.v1.types import content_text
 
         nodes = self._trace.nodes
-        nodes.append(MessageNode(parent=len(nodes) - 1 if nodes else None, message=message, sampled=use is not None))
+        nodes.append(
+            MessageNode(
+                parent=len(nodes) - 1 if nodes else None, message=message, sampled=use is not None
+            )
+        )
         text, calls = (use.text, use.calls) if use else (content_text(message.content), ())
         self._messages.append(Message(message.role, text, calls, name))
 
@@ -163,7 +202,9 @@ def taskset_of(name: str) -> tuple[Any, list[Any]]:
         import verifiers.v1 as vf
         from verifiers.v1.utils import loaders
     except ImportError as error:
-        raise ConfigError(f"--env verifiers:{name} needs {error.name}; run pip install verifiers") from None
+        raise ConfigError(
+            f"--env verifiers:{name} needs {error.name}; run pip install verifiers"
+        ) from None
     try:
         own = loaders.environment_class(identifier)
         config = loaders.taskset_config_type(identifier)(id=identifier, **dict(parse_qsl(query)))
@@ -174,11 +215,26 @@ def taskset_of(name: str) -> tuple[Any, list[Any]]:
     if not tasks:
         raise ConfigError(f"--env verifiers:{name}: the taskset is empty")
     task = tasks[0]
-    needs = [hook.__name__ for part in ("reward", "metric") for hook in task.hooks(part) if needs_runtime(hook)]
-    needs += [part for part in ("setup", "finalize") if getattr(type(task), part) is not getattr(vf.Task, part)]
+    needs = [
+        hook.__name__
+        for part in ("reward", "metric")
+        for hook in task.hooks(part)
+        if needs_runtime(hook)
+    ]
+    needs += [
+        part
+        for part in ("setup", "finalize")
+        if getattr(type(task), part) is not getattr(vf.Task, part)
+    ]
     if own is not vf.SingleAgentEnv or task.NEEDS_CONTAINER or needs:
-        what = f"{own.__name__}.run" if own is not vf.SingleAgentEnv else ", ".join(needs) or "its container"
-        raise ConfigError(f"--env verifiers:{name}: {what} needs verifiers' own harness and runtime")
+        what = (
+            f"{own.__name__}.run"
+            if own is not vf.SingleAgentEnv
+            else ", ".join(needs) or "its container"
+        )
+        raise ConfigError(
+            f"--env verifiers:{name}: {what} needs verifiers' own harness and runtime"
+        )
     return taskset, tasks
 
 

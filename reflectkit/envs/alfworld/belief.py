@@ -1,7 +1,7 @@
 """What a player can know about a game, updated step by step from the displayed text alone.
 
-Commands and texts tell which receptacles are closed; the contents of a receptacle are known once a text has listed
-them.
+Commands and texts tell which receptacles are closed; the contents of a receptacle are known once a
+text has listed them.
 """
 
 from __future__ import annotations
@@ -73,9 +73,14 @@ class Belief:
         self.closed |= set(OPENS.findall(commands_text))
 
     def where(self, kind: str) -> list[tuple[str, str]]:
-        """(object, receptacle) of each object of `kind` with a known place; those within reach first."""
+        """(object, receptacle) of each object of `kind` with a known place; those within reach
+        first.
+        """
         objects = [
-            (name, place) for place, names in self.places.items() for name in names or () if kind_of(name) == kind
+            (name, place)
+            for place, names in self.places.items()
+            for name in names or ()
+            if kind_of(name) == kind
         ]
         return sorted(objects, key=lambda pair: pair[1] not in self.here)
 
@@ -86,7 +91,8 @@ class Belief:
     def of_kind(self, kind: str) -> list[str]:
         """Receptacles of `kind`, those within reach first."""
         return sorted(
-            (place for place in self.places if kind_of(place) == kind), key=lambda place: place not in self.here
+            (place for place in self.places if kind_of(place) == kind),
+            key=lambda place: place not in self.here,
         )
 
     def _fill(self, place: str, names: list[str]) -> None:

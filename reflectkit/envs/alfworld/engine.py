@@ -1,7 +1,8 @@
 """One game, played by ALFWorld's own engine in this process.
 
-Departs from the package: nothing is created where ALFWORLD_DATA points, `sys.argv` stays as it is, nothing is printed,
-and the expert that is asked for is the one that advises (the package's `planner` is its handcoded one).
+Departs from the package: nothing is created where ALFWORLD_DATA points, `sys.argv` stays as it is,
+nothing is printed, and the expert that is asked for is the one that advises (the package's
+`planner` is its handcoded one).
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def check_installed() -> None:
 def not_installed(detail: str) -> ConfigError:
     """The error for an engine that cannot be imported."""
     return ConfigError(
-        f"env 'alfworld' needs its engine ({detail}): pip install 'reflectkit[alfworld]' (or: make alfworld)"
+        f"env 'alfworld' needs its engine ({detail}): pip install 'reflectkit[alfworld]'"
+        " (or: make alfworld)"
     )
 
 
@@ -67,7 +69,8 @@ def not_installed(detail: str) -> ConfigError:
 def _isolated() -> Iterator[None]:
     """Silence the code in the block, and restore `sys.argv` and ALFWORLD_DATA afterwards."""
     arguments, data = sys.argv, os.environ.get("ALFWORLD_DATA")
-    os.environ["ALFWORLD_DATA"] = tempfile.gettempdir()  # the package makes this folder when it is imported
+    # The package makes this folder when it is imported
+    os.environ["ALFWORLD_DATA"] = tempfile.gettempdir()
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             yield
@@ -107,7 +110,9 @@ class Game:
         self._infos.facts = expert == HANDCODED
         with _isolated():
             self._state = self._env.reset()
-            self._adviser: Any = {HANDCODED: _Handcoded, PLANNER: _Planner}[expert](self, folder) if expert else None
+            self._adviser: Any = (
+                {HANDCODED: _Handcoded, PLANNER: _Planner}[expert](self, folder) if expert else None
+            )
             return self._seen()
 
     def _load(self, folder: Path) -> None:
@@ -123,12 +128,17 @@ class Game:
             _memento_cache.clear()  # the package keeps each fact of each game for ever
             try:
                 self._env.load(str(file))
-            except (Exception, SystemExit) as error:  # the translator has many ways to say that PDDL is wrong
+            # The translator has many ways to say that PDDL is wrong
+            except (Exception, SystemExit) as error:
                 reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
-                raise DataError(file, f"cannot be won, or its PDDL is broken ({reason}); generate it again") from None
+                raise DataError(
+                    file, f"cannot be won, or its PDDL is broken ({reason}); generate it again"
+                ) from None
         if len(self._loaded) >= GAMES:
             self._loaded.pop(next(iter(self._loaded)))
-        self._loaded[key] = {name: value for name, value in vars(self._env.unwrapped).items() if name in LOADED}
+        self._loaded[key] = {
+            name: value for name, value in vars(self._env.unwrapped).items() if name in LOADED
+        }
 
     def step(self, command: str) -> State:
         """Take `command`."""
@@ -153,24 +163,35 @@ class Game:
                 return []
             operators = (Operator * self._planner.get_last_plan_length())()
             self._planner.get_last_plan(operators)
-        commands = state.plan_to_templated_actions([operator.name for operator in operators], inner._entity_infos)
+        commands = state.plan_to_templated_actions(
+            [operator.name for operator in operators], inner._entity_infos
+        )
         return [" ".join(command.split()) for command in commands]
 
     def _seen(self) -> State:
         state = self._state
         won = bool(state["won"])
         advice = self._adviser.advice() if self._adviser is not None and not won else None
-        return State(state.feedback, tuple(state["admissible_commands"]), float(won), won, bool(state["lost"]), advice)
+        return State(
+            state.feedback,
+            tuple(state["admissible_commands"]),
+            float(won),
+            won,
+            bool(state["lost"]),
+            advice,
+        )
 
 
 def essential(problem: str, objects: Mapping[str, str], facts: Collection[tuple[str, ...]]) -> str:
-    """PDDL of the rest of `problem` from the state given by `facts`, reduced to the relevant objects.
+    """PDDL of the rest of `problem` from the state given by `facts`, reduced to the relevant
+    objects.
 
-    These are two objects of each kind that the goal names, those closest to the goal first, two receptacles of each
-    kind, the object in hand, and the places of all these. A plan for it also solves the full problem, and takes a
-    fraction of a second instead of minutes.
+    These are two objects of each kind that the goal names, those closest to the goal first, two
+    receptacles of each kind, the object in hand, and the places of all these. A plan for it also
+    solves the full problem, and takes a fraction of a second instead of minutes.
 
-    objects: the type of each name. facts: predicate and names; negated and derived facts are ignored.
+    objects: the type of each name. facts: predicate and names; negated and derived facts are
+    ignored.
     """
     goal = problem[problem.index("(:goal") :]
     named = {kind.lower() for kind in re.findall(r"Type\s+\?\w+\s+(\w+Type)", goal, re.IGNORECASE)}
@@ -183,25 +204,37 @@ def essential(problem: str, objects: Mapping[str, str], facts: Collection[tuple[
     treated = {fact[1] for fact in facts if fact[0] in ("isclean", "ishot", "iscool")}
 
     def distance(name: str) -> tuple[bool, bool, bool, str]:
-        return name not in useful, name not in treated, kinds.get(places.get(name, "")) not in named, name
+        return (
+            name not in useful,
+            name not in treated,
+            kinds.get(places.get(name, "")) not in named,
+            name,
+        )
 
     for kind, names in of_kind.items():
         if kind in named or objects[names[0]] == "receptacle":
             useful = useful.union(sorted(names, key=distance)[:2])
     useful |= {places[name] for name in useful if name in places}
     idle = kinds.keys() - useful
-    objects_left = " ".join(f"{name} - {kind}" for name, kind in objects.items() if name not in idle)
+    objects_left = " ".join(
+        f"{name} - {kind}" for name, kind in objects.items() if name not in idle
+    )
     facts_left = [
-        fact for fact in facts if not fact[0].startswith(("not_", "new-axiom")) and not idle.intersection(fact)
+        fact
+        for fact in facts
+        if not fact[0].startswith(("not_", "new-axiom")) and not idle.intersection(fact)
     ]
     state = " ".join(f"({' '.join(fact)})" for fact in facts_left)
     return (
-        f"(define (problem rest) (:domain alfred) (:objects {objects_left}) (:init (= (total-cost) 0) {state}) {goal}"
+        f"(define (problem rest) (:domain alfred) (:objects {objects_left}) (:init (="
+        f" (total-cost) 0) {state}) {goal}"
     )
 
 
 class _Handcoded:
-    """The package's own rules. Where their command is not admissible it is "look", as in the package."""
+    """The package's own rules. Where their command is not admissible it is "look", as in the
+    package.
+    """
 
     def __init__(self, game: Game, folder: Path) -> None:
         from alfworld.agents.expert import HandCodedTWAgent
@@ -242,6 +275,7 @@ class _Planner:
             self.plan = self.game.plan()
         if not self.plan:
             raise DataError(
-                self.folder, "the planner finds no way to win this game; leave it out, or generate it again"
+                self.folder,
+                "the planner finds no way to win this game; leave it out, or generate it again",
             )
         return self.plan[0]

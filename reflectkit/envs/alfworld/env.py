@@ -1,23 +1,27 @@
-"""ALFWorld: a household task in a room of receptacles, played as text in the benchmark's own engine.
+"""ALFWorld: a household task in a room of receptacles, played as text in the benchmark's own
+engine.
 
-Departs from the benchmark: the engine runs in a child process, is stopped when it hangs, and takes an eighteenth of
-the time per step (see `fast`); the planner and the handcoded expert are those that are asked for.
+Departs from the benchmark: the engine runs in a child process, is stopped when it hangs, and takes
+an eighteenth of the time per step (see `fast`); the planner and the handcoded expert are those that
+are asked for.
 
 Observation
-    The task, the room's receptacles by kind and number, and the commands so far with what the engine answered, oldest
-    first, without its "You arrive at …". An answer over `result_tokens` is cut; the whole prompt is kept within
-    `prompt_tokens` (both as counted by `text`): the oldest commands go first, the newest is kept whole.
+    The task, the room's receptacles by kind and number, and the commands so far with what the
+    engine answered, oldest first, without its "You arrive at …". An answer over `result_tokens` is
+    cut; the whole prompt is kept within `prompt_tokens` (both as counted by `text`): the oldest
+    commands go first, the newest is kept whole.
 Choices
-    The engine's admissible commands. First a command for each receptacle, in the room's order: to go there, or once
-    there to examine it. Each keeps its number through the game. Then the others in the engine's order, those that
-    change nothing last. `typed`: none are shown, and the action is a command's text; if it is not admissible, nothing
-    changes, and the answer says so.
+    The engine's admissible commands. First a command for each receptacle, in the room's order: to
+    go there, or once there to examine it. Each keeps its number through the game. Then the others
+    in the engine's order, those that change nothing last. `typed`: none are shown, and the action
+    is a command's text; if it is not admissible, nothing changes, and the answer says so.
 Reward
     The game's score: 1 for the step that wins, else 0.
 Episode end
     The game is won (success) or lost.
 Source
-    ALFWorld, arXiv 2010.03768, package alfworld 0.4; TextWorld, arXiv 1806.11532. Horizon: the benchmark's 50 steps.
+    ALFWorld, arXiv 2010.03768, package alfworld 0.4; TextWorld, arXiv 1806.11532. Horizon: the
+    benchmark's 50 steps.
 """
 
 from __future__ import annotations
@@ -29,7 +33,16 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from reflectkit.config import Config, option
-from reflectkit.env import Action, Env, PromptSettings, StepResult, Taskset, Teacher, check_choice, check_task
+from reflectkit.env import (
+    Action,
+    Env,
+    PromptSettings,
+    StepResult,
+    Taskset,
+    Teacher,
+    check_choice,
+    check_task,
+)
 from reflectkit.envs.alfworld.belief import ROOM, Belief
 from reflectkit.envs.alfworld.engine import CHANGES_NOTHING, GAME, RECORD, State, check_installed
 from reflectkit.envs.alfworld.expert import Goal, good, progress, rules, write_comment
@@ -49,19 +62,31 @@ SLIP_SHARE = 0.2  # of the steps of a search
 HELP = "help"  # never a deliberate mistake: its long answer displaces the history
 LONGEST_TYPED = 100  # characters of a typed command
 NOTHING = "Nothing happens."
-MORE = "make games with `reflectkit gen-task --env alfworld`, or say where they are with --games-dir"
+MORE = (
+    "make games with `reflectkit gen-task --env alfworld`, or say where they are with --games-dir"
+)
 
 
 class AlfworldSettings(PromptSettings):
     """The env's settings."""
 
     games_dir: Path | None = option(
-        None, help=f"Folder of the games (contains json_2.1.1); default: {FOLDER} in the env's data folder."
+        None,
+        help=(
+            f"Folder of the games (contains json_2.1.1); default: {FOLDER} in the env's data"
+            " folder."
+        ),
     )
     expert: Literal["search", "handcoded", "planner"] = option(
-        "search", help="The oracle: search (uses only what it has seen), or the package's handcoded or planner."
+        "search",
+        help=(
+            "The oracle: search (uses only what it has seen), or the package's handcoded or"
+            " planner."
+        ),
     )
-    typed: bool = option(False, help="The policy writes commands as text instead of choosing from a list.")
+    typed: bool = option(
+        False, help="The policy writes commands as text instead of choosing from a list."
+    )
 
 
 class GameTasks(Taskset):
@@ -83,7 +108,9 @@ class GameTasks(Taskset):
 
     def input_files(self, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
         """The games."""
-        games = (inside(settings.games_dir or folder / FOLDER, task.data.get("game")) for task in tasks)
+        games = (
+            inside(settings.games_dir or folder / FOLDER, task.data.get("game")) for task in tasks
+        )
         return sorted({game for game in games if game and game.is_dir()})
 
 
@@ -102,8 +129,8 @@ class AlfworldTeacher(Teacher):
         return self._actions(self.good()[:1])[0]
 
     def mistakes(self) -> Sequence[int | str]:
-        """Commands that make no progress: neither the expert's nor equally good as far as the player can know. At most
-        two per verb, which change with each step.
+        """Commands that make no progress: neither the expert's nor equally good as far as the
+        player can know. At most two per verb, which change with each step.
         """
         right = self.good()
         by_verb: dict[str, list[str]] = {}
@@ -111,28 +138,45 @@ class AlfworldTeacher(Teacher):
             if command not in right and command != HELP:
                 by_verb.setdefault(command.split()[0], []).append(command)
         step = len(self.env.history)
-        chosen = {wrong[(step + turn) % len(wrong)] for wrong in by_verb.values() for turn in range(OF_A_VERB)}
+        chosen = {
+            wrong[(step + turn) % len(wrong)]
+            for wrong in by_verb.values()
+            for turn in range(OF_A_VERB)
+        }
         return self._actions([command for command in self.env.commands if command in chosen])
 
     def slips(self) -> Sequence[int | str]:
-        """The mistake that a negative example makes once: at a random search step, or while the object is held."""
+        """The mistake that a negative example makes once: at a random search step, or while the
+        object is held.
+        """
         env = self.env
         if env.slipped:
             return []
         holds_goal, _ = progress(env.belief, env.goal)
-        return self.mistakes() if holds_goal or uniform(env.seed, "slip", len(env.history)) < SLIP_SHARE else []
+        return (
+            self.mistakes()
+            if holds_goal or uniform(env.seed, "slip", len(env.history)) < SLIP_SHARE
+            else []
+        )
 
     def note(self) -> str:
-        """The mark of the last command: "" at the start, "good", or "mistake" if it made no progress."""
+        """The mark of the last command: "" at the start, "good", or "mistake" if it made no
+        progress.
+        """
         return self.env.mark
 
     def comment(self, generator: random.Random) -> str:
-        """What is held, what was searched, where the object is, and what is left to do, as far as the player knows."""
+        """What is held, what was searched, where the object is, and what is left to do, as far as
+        the player knows.
+        """
         return write_comment(self.env.belief, self.env.goal, self.env.mark == "mistake", generator)
 
     def _actions(self, commands: list[str]) -> list[int | str]:
         """`commands` as actions."""
-        return [command if self.env.settings.typed else self.env.commands.index(command) for command in commands]
+        return [
+            command if self.env.settings.typed else self.env.commands.index(command)
+            for command in commands
+        ]
 
 
 class Alfworld(Env):
@@ -150,14 +194,20 @@ class Alfworld(Env):
     Settings: ClassVar[type[Config]] = AlfworldSettings
     settings: AlfworldSettings
     rules: ClassVar[str] = (
-        "Goal: do the household task after `Task:` in a simulated room. Find the object, do what is asked with it"
+        "Goal: do the household task after `Task:` in a simulated room. Find the object, do what"
+        " is asked with it"
         " (clean, heat or cool it, or look at it under a lamp), and put it where it belongs.\n"
-        "Actions: `go to PLACE`; at a place `open` and `close` it, `take OBJECT from PLACE` and `move OBJECT to"
-        " PLACE` (with some games `put OBJECT in/on PLACE`), `clean OBJECT with` a sink basin, `heat OBJECT with` a"
-        " microwave, `cool OBJECT with` a fridge, `use` a lamp; `examine`, `look`, `inventory` and `help` change"
-        " nothing. You hold one object at a time. You see what is in a closed place once you open it. A command that"
+        "Actions: `go to PLACE`; at a place `open` and `close` it, `take OBJECT from PLACE` and"
+        " `move OBJECT to"
+        " PLACE` (with some games `put OBJECT in/on PLACE`), `clean OBJECT with` a sink basin,"
+        " `heat OBJECT with` a"
+        " microwave, `cool OBJECT with` a fridge, `use` a lamp; `examine`, `look`, `inventory`"
+        " and `help` change"
+        " nothing. You hold one object at a time. You see what is in a closed place once you"
+        " open it. A command that"
         " is not possible changes nothing.\n"
-        "End: the episode ends in success when the task is done, or in failure when the game is lost.\n"
+        "End: the episode ends in success when the task is done, or in failure when the game is"
+        " lost.\n"
         "Reward: 1 for the step that completes the task, else 0."
     )
     max_concurrency: ClassVar[int] = 32
@@ -188,15 +238,20 @@ class Alfworld(Env):
     async def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`. Nothing in a game is drawn; `seed` is for the teacher's slips.
 
-        Raises ConfigError: the engine's packages are not installed. DataError: another env's task; a game that is not
-        there. EnvironmentFailure: a game that is broken; the engine fails or does not answer.
+        Raises ConfigError: the engine's packages are not installed. DataError: another env's task;
+        a game that is not there. EnvironmentFailure: a game that is broken; the engine fails or
+        does not answer.
         """
         self.close()
         check_task(task, self.name, TYPES)
         name = task.data.get("game")
         folder = inside(self.games_dir, name)
         if folder is None or not all((folder / file).is_file() for file in (GAME, RECORD)):
-            raise DataError(task.id, f"there is no game {name!r:.200} in {self.games_dir}; {MORE}", field="data.game")
+            raise DataError(
+                task.id,
+                f"there is no game {name!r:.200} in {self.games_dir}; {MORE}",
+                field="data.game",
+            )
         try:
             record, playable = read(folder)
             if record.task_type != task.level:
@@ -212,7 +267,8 @@ class Alfworld(Env):
             opening, _, task_text = state.feedback.partition("Your task is to: ")
             if not task_text or ROOM.search(opening) is None:
                 raise DataError(
-                    folder / GAME, "does not begin as a game of ALFWorld does; generate or download it again"
+                    folder / GAME,
+                    "does not begin as a game of ALFWorld does; generate or download it again",
                 )
         except DataError as error:  # of a broken game: only its own episode ends, not the run
             raise EnvironmentFailure(str(error)) from None
@@ -231,14 +287,17 @@ class Alfworld(Env):
     async def step(self, action: Action) -> StepResult:
         """Take choice `action`; if commands are typed, the command that it says.
 
-        Raises IllegalActionError: not one of the choices. EnvironmentFailure: the engine fails or does not answer.
+        Raises IllegalActionError: not one of the choices. EnvironmentFailure: the engine fails or
+        does not answer.
         """
         if not self.settings.typed:
             command = self.commands[check_choice(action, self.commands, self.name)]
         elif isinstance(action, str):
             command = " ".join(action.split())[:LONGEST_TYPED]
         else:
-            raise IllegalActionError(f"{self.name}: no action {action!r:.80}; it takes a command's text")
+            raise IllegalActionError(
+                f"{self.name}: no action {action!r:.80}; it takes a command's text"
+            )
         self.mark = "good" if command in AlfworldTeacher(self).good() else "mistake"
         self.slipped = self.slipped or self.mark == "mistake"
         state = replace(self.engine_state, feedback=NOTHING)
@@ -246,7 +305,9 @@ class Alfworld(Env):
             assert self.engine is not None
             state = await self.engine.step(command, self.step_seconds)
         answer = " ".join(state.feedback.split())
-        self.history.append((command, answer.removeprefix(f"You arrive at {command.removeprefix(GO)}. ")))
+        self.history.append(
+            (command, answer.removeprefix(f"You arrive at {command.removeprefix(GO)}. "))
+        )
         self._take_in(state)
         info: dict[str, Any] = {"success": state.won, "score": state.score}
         if state.feedback == NOTHING:
@@ -269,11 +330,18 @@ class Alfworld(Env):
             if command in state.commands
         ]
         others = [command for command in state.commands if command not in ways]
-        self.commands = (*ways, *sorted(others, key=lambda command: command.split()[0] in CHANGES_NOTHING))
-        """The admissible commands in the order in which they are offered; see the module's docstring."""
+        self.commands = (
+            *ways,
+            *sorted(others, key=lambda command: command.split()[0] in CHANGES_NOTHING),
+        )
+        """The admissible commands in the order in which they are offered; see the module's
+        docstring.
+        """
 
     def _observe(self) -> Observation:
-        """The prompt, within `prompt_tokens`, and the choices; see the module's docstring for the priorities."""
+        """The prompt, within `prompt_tokens`, and the choices; see the module's docstring for the
+        priorities.
+        """
         settings = self.settings
         start = f"Task: {self.task}\nRoom: {', '.join(self.belief.places)}\n"
         room = settings.prompt_tokens - count_short(start) - HEADINGS

@@ -1,12 +1,14 @@
-"""The expert that knows only what the player has seen: which commands are good now, and what to say about the game.
+"""The expert that knows only what the player has seen: which commands are good now, and what to say
+about the game.
 
-The expert searches the receptacles that may hold the goal's object, opens what is closed, takes, treats and places. Two
-further experts, the package's handcoded one and the planner, which sees everything, advise from within the engine (see
-`engine`).
+The expert searches the receptacles that may hold the goal's object, opens what is closed, takes,
+treats and places. Two further experts, the package's handcoded one and the planner, which sees
+everything, advise from within the engine (see `engine`).
 
-A comment says what the player could know, and points on; the command is left to the policy. It names the wanted kind,
-then goes through the contents of a receptacle one by one: each verdict can be copied from the text before it, which is
-easier for a small model that writes such a comment token by token.
+A comment says what the player could know, and points on; the command is left to the policy. It
+names the wanted kind, then goes through the contents of a receptacle one by one: each verdict can
+be copied from the text before it, which is easier for a small model that writes such a comment
+token by token.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ OPENS = re.compile(r"\(openable\s+([a-z]+)_bar_", re.IGNORECASE)
 class Goal:
     """What wins. kind: of the object. target: kind of the receptacle; of the lamp in "look" games.
 
-    fitting: kinds of receptacles that may hold the object, by the rules of the game. opening: kinds that can be opened.
+    fitting: kinds of receptacles that may hold the object, by the rules of the game. opening: kinds
+    that can be opened.
     """
 
     type: str
@@ -44,12 +47,17 @@ class Goal:
 
 
 def rules(problem: str, kind: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The kinds of receptacles that can hold objects of `kind`, and those that can be opened, by the PDDL `problem`."""
-    fitting = frozenset(place.lower() for place, item in HOLDS.findall(problem) if item.lower() == kind)
+    """The kinds of receptacles that can hold objects of `kind`, and those that can be opened, by
+    the PDDL `problem`.
+    """
+    fitting = frozenset(
+        place.lower() for place, item in HOLDS.findall(problem) if item.lower() == kind
+    )
     return fitting, frozenset(map(str.lower, OPENS.findall(problem)))
 
 
-# ------------------------------------------------------------------------------------------------------------- expert
+# -------------------------------------------------------------------------------------------------------------
+# expert
 
 
 def good(belief: Belief, goal: Goal) -> list[str]:
@@ -57,8 +65,14 @@ def good(belief: Belief, goal: Goal) -> list[str]:
 
     Actions within reach come before walking.
     """
-    commands = [command for command in dict.fromkeys(_wanted(belief, goal)) if command in belief.commands]
-    return [command for command in commands if not command.startswith("go to ")] or commands or ["look"]
+    commands = [
+        command for command in dict.fromkeys(_wanted(belief, goal)) if command in belief.commands
+    ]
+    return (
+        [command for command in commands if not command.startswith("go to ")]
+        or commands
+        or ["look"]
+    )
 
 
 def progress(belief: Belief, goal: Goal) -> tuple[bool, bool]:
@@ -73,7 +87,11 @@ def candidates(belief: Belief, goal: Goal) -> list[tuple[str, str]]:
     if goal.type == TWO:
         home = destination(belief, goal)
         return [(name, place) for name, place in objects if place != home]
-    return [(name, place) for name, place in objects if kind_of(place) != goal.target or not _ready(belief, goal, name)]
+    return [
+        (name, place)
+        for name, place in objects
+        if kind_of(place) != goal.target or not _ready(belief, goal, name)
+    ]
 
 
 def destination(belief: Belief, goal: Goal) -> str | None:
@@ -87,8 +105,8 @@ def destination(belief: Belief, goal: Goal) -> str | None:
 
 
 def likely(belief: Belief, goal: Goal) -> list[str]:
-    """The receptacles left to search: those within reach first, then kinds that can hold the object, then those that
-    need no opening.
+    """The receptacles left to search: those within reach first, then kinds that can hold the
+    object, then those that need no opening.
     """
     lamp = goal.type == LOOK and belief.held is not None
 
@@ -147,14 +165,18 @@ def _ready(belief: Belief, goal: Goal, name: str) -> bool:
     return goal.treatment is None or goal.treatment[0] in belief.treated.get(name, ())
 
 
-# ----------------------------------------------------------------------------------------------------------- comments
+# -----------------------------------------------------------------------------------------------------------
+# comments
 
 LATEST = 2  # number of searched places that a comment names
 WRONG = ("That was a mistake.", "The last move was wrong.", "That did not help.")
 EMPTY = ("Holding nothing.", "Nothing in hand.")
 HOLDING = ("Holding {held}.", "In hand: {held}.")
 TREATED = {"heat": "hot", "clean": "clean", "cool": "cool"}
-HERE = ("Looking for {kind}. At {place}: {verdicts}.", "Looking for {kind}. {place} has: {verdicts}.")
+HERE = (
+    "Looking for {kind}. At {place}: {verdicts}.",
+    "Looking for {kind}. {place} has: {verdicts}.",
+)
 SEARCHED = ("Searched {places}.", "Last searched: {places}.")
 NOWHERE = ("Nothing searched yet.", "No place searched yet.")
 FOUND = ("{name} is at {place}.", "{place} has {name}.")
@@ -190,7 +212,12 @@ def write_comment(belief: Belief, goal: Goal, mistaken: bool, generator: random.
     def search(kind: str) -> list[str]:
         parts = [*look(kind), say(MISSING, kind=kind)]
         place = next(iter(likely(belief, goal)), None)
-        return [*parts, say(AGAIN) if place is None else say(CLOSED if place in belief.closed else NEXT, place=place)]
+        return [
+            *parts,
+            say(AGAIN)
+            if place is None
+            else say(CLOSED if place in belief.closed else NEXT, place=place),
+        ]
 
     parts = [say(WRONG)] if mistaken else []
     if belief.held:

@@ -3,14 +3,16 @@
 Cached, and why that is safe:
 
 - A parsed text of the grammar (`#look.feedback#`, `go to [{r.name | …}]`): a function of the text. The engine writes
-  contexts into the symbols that it gets, so each use gets copies, as deep as the dictionaries that it writes into.
+  contexts into the symbols that it gets, so each use gets copies, as deep as the dictionaries that
+  it writes into.
 - A conjunctive query (`openable(r:receptacle) & …`): a function of its text, and only read.
 - A game's whole grammar: a function of its text. Games differ in the sentence of their task alone, so the rest is
   parsed once and the sentence put in. Rules are read and copied, never written.
 - A fact, from the planner's name for it ("Atom inreceptacle(…)"): a function of the name and its arguments' types,
   never changed.
 - A problem translated from PDDL to SAS: a function of domain and problem, and only read. Engines may share a folder of
-  translated problems. The second translation, for planning that the engine offers and nothing uses, is left out.
+  translated problems. The second translation, for planning that the engine offers and nothing uses,
+  is left out.
 """
 
 from __future__ import annotations
@@ -40,14 +42,18 @@ def memoised(shared: Path | None = None) -> Iterator[None]:
     import fast_downward
     from textworld.envs.pddl import logic, textgen
 
-    translate = lru_cache(maxsize=PROBLEMS)(_kept(fast_downward.pddl2sas, shared) if shared else fast_downward.pddl2sas)
+    translate = lru_cache(maxsize=PROBLEMS)(
+        _kept(fast_downward.pddl2sas, shared) if shared else fast_downward.pddl2sas
+    )
     open_library = fast_downward.load_lib
 
     def pddl2sas(domain: str, problem: str, verbose: bool = False, optimize: bool = False) -> Any:
         return (None, "") if optimize else translate(domain, problem)
 
     class Queries:
-        parse_conjunctive_query = staticmethod(lru_cache(maxsize=None)(textgen.Rule.parse_conjunctive_query))
+        parse_conjunctive_query = staticmethod(
+            lru_cache(maxsize=None)(textgen.Rule.parse_conjunctive_query)
+        )
 
     parse_once = lru_cache(maxsize=None)(textgen._parse_and_convert)
 
@@ -58,7 +64,11 @@ def memoised(shared: Path | None = None) -> Iterator[None]:
         (textgen, "_parse_and_convert", parse),
         (textgen, "deepcopy", lambda value: _copied(value, textgen.Symbol)),
         (textgen, "Rule", Queries),
-        (logic, "_parse_and_convert", _but_for_the_task(lru_cache(maxsize=8)(logic._parse_and_convert), textgen)),
+        (
+            logic,
+            "_parse_and_convert",
+            _but_for_the_task(lru_cache(maxsize=8)(logic._parse_and_convert), textgen),
+        ),
         (logic.Atom, "get_fact", _facts(logic)),
         (fast_downward, "pddl2sas", pddl2sas),
         (fast_downward, "load_lib", lambda: _Library(open_library())),
@@ -112,7 +122,9 @@ def _but_for_the_task(parse: Callable[..., Any], textgen: Any) -> Callable[..., 
         if len(tasks) != 1:
             return parse(text, rule_name=rule_name)
         actions, shared = parse(TASK.sub(STAND_IN, text), rule_name=rule_name)
-        tree = textgen.ContextSensitiveGrammar.parse(json.dumps({"task": [{"rhs": f"Your task is to: {tasks[0]}"}]}))
+        tree = textgen.ContextSensitiveGrammar.parse(
+            json.dumps({"task": [{"rhs": f"Your task is to: {tasks[0]}"}]})
+        )
         tree._rules = shared._rules | tree._rules
         return actions, tree
 
@@ -128,7 +140,9 @@ def _facts(logic: Any) -> Callable[..., Any]:
         assert match is not None, name
         kind, predicate, arguments = match.groups()
         negation = "not_" if kind == "NegatedAtom" else ""
-        return negation + predicate, tuple(argument for argument in arguments.split(", ") if argument)
+        return negation + predicate, tuple(
+            argument for argument in arguments.split(", ") if argument
+        )
 
     @lru_cache(maxsize=FACTS)
     def fact(predicate: str, typed: tuple[tuple[str, str], ...]) -> Any:

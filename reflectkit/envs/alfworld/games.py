@@ -1,7 +1,9 @@
-"""Files of ALFWorld games, the benchmark's own or generated: which there are, which can be played, and their tasks.
+"""Files of ALFWorld games, the benchmark's own or generated: which there are, which can be played,
+and their tasks.
 
-A game is `ROOT/json_2.1.1/SPLIT/TYPE-Object-Mrecep-Receptacle-FLOOR/trial_NAME/` with `traj_data.json` and
-`game.tw-pddl`. Benchmark folders without the second file are no games: they could not be won.
+A game is `ROOT/json_2.1.1/SPLIT/TYPE-Object-Mrecep-Receptacle-FLOOR/trial_NAME/` with
+`traj_data.json` and `game.tw-pddl`. Benchmark folders without the second file are no games: they
+could not be won.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ class Scene:
 
 @dataclass(frozen=True)
 class Generation:
-    """How a generated game came about. thrown: why earlier draws were discarded. won_by: "handcoded" or "planner"."""
+    """How a generated game came about. thrown: why earlier draws were discarded. won_by:
+    "handcoded" or "planner".
+    """
 
     seed: int
     number: int
@@ -92,36 +96,47 @@ class Playable:
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a TYPE-… folder's name matches a glob, which may leave out the floor; without globs, every name does.
+    """Whether a TYPE-… folder's name matches a glob, which may leave out the floor; without globs,
+    every name does.
 
     >>> matches("pick_and_place_simple-Tomato-None-Microwave-13", ["pick_and_place_simple-Tomato-*-Microwave"])
     True
     """
-    return not patterns or any(fnmatchcase(name, glob) or fnmatchcase(name, f"{glob}-*") for glob in patterns)
+    return not patterns or any(
+        fnmatchcase(name, glob) or fnmatchcase(name, f"{glob}-*") for glob in patterns
+    )
 
 
 def find(root: Path, patterns: Sequence[str] = (), splits: Sequence[str] = SPLITS) -> list[Path]:
-    """The folders of the games in `root` whose TYPE-… name matches, by split and name. Raises DataError if there are
-    none.
+    """The folders of the games in `root` whose TYPE-… name matches, by split and name. Raises
+    DataError if there are none.
     """
     types = [folder for split in splits for folder in _subfolders(root / VERSION / split)]
-    matching = [game for folder in types if matches(folder.name, patterns) for game in _subfolders(folder)]
+    matching = [
+        game for folder in types if matches(folder.name, patterns) for game in _subfolders(folder)
+    ]
     if not matching:
-        fix = f"run `alfworld-download --data-dir {root} -f`, or name another folder or other --games"
+        fix = (
+            f"run `alfworld-download --data-dir {root} -f`, or name another folder or other --games"
+        )
         names = ", ".join(folder.name for folder in types[:3]) or "none"
         raise DataError(root / VERSION, f"holds no such game; there are {names}, …; {fix}")
     return matching
 
 
 def inside(root: Path, name: object) -> Path | None:
-    """The folder of the game called `name` in `root`; None for an invalid name, or a way out of `root`."""
+    """The folder of the game called `name` in `root`; None for an invalid name, or a way out of
+    `root`.
+    """
     if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name.split("/"):
         return None
     return (root / name).resolve()
 
 
 def task(folder: Path) -> Task:
-    """The game in `folder` as a task. Raises DataError if a file is missing or broken, or the game cannot be won."""
+    """The game in `folder` as a task. Raises DataError if a file is missing or broken, or the game
+    cannot be won.
+    """
     record, _ = read(folder)
     split, name = folder.parent.parent.name, f"{folder.parent.name}/{folder.name}"
     data = {"game": f"{VERSION}/{split}/{name}", "room": record.scene.floor_plan, "split": split}
@@ -132,18 +147,22 @@ def read(folder: Path) -> tuple[GameRecord, Playable]:
     """The contents of traj_data.json and game.tw-pddl in `folder`. Raises DataError."""
     name = f"{folder.parent.name}/{folder.name}"
     if "movable" in name or "Sliced" in name:
-        raise DataError(folder, "movable receptacles and slices are left out, as the benchmark leaves them out")
+        raise DataError(
+            folder, "movable receptacles and slices are left out, as the benchmark leaves them out"
+        )
     record, playable = _read(GameRecord, folder / RECORD), _read(Playable, folder / GAME)
     if WORDING not in playable.grammar:
         raise DataError(
-            folder / GAME, f"does not say `{WORDING}`, as downloads before 0.4; {DOWNLOAD}", field="grammar"
+            folder / GAME,
+            f"does not say `{WORDING}`, as downloads before 0.4; {DOWNLOAD}",
+            field="grammar",
         )
     return record, playable
 
 
 def room_kind(room: str) -> str:
-    """The kind of a room: "FloorPlan203" without its last two digits. Kitchens have no digit left, living rooms 2,
-    bedrooms 3, bathrooms 4.
+    """The kind of a room: "FloorPlan203" without its last two digits. Kitchens have no digit left,
+    living rooms 2, bedrooms 3, bathrooms 4.
     """
     return room[:-2] if room[-3:].isdigit() else room.rstrip("0123456789")
 
@@ -155,5 +174,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 def _read(kind: type[Contents], path: Path) -> Contents:
     if not path.is_file():
-        raise DataError(path, f"is missing, as for games that the benchmark leaves out, or no file; {DOWNLOAD}")
+        raise DataError(
+            path, f"is missing, as for games that the benchmark leaves out, or no file; {DOWNLOAD}"
+        )
     return from_json(kind, read_json(path, DOWNLOAD), path=path)

@@ -1,10 +1,12 @@
-"""Generates games for the ALFWorld engine, in the benchmark's file format: a room, a goal, and a place for each object.
+"""Generates games for the ALFWorld engine, in the benchmark's file format: a room, a goal, and a
+place for each object.
 
-Rooms, goals, task texts and the rules of what fits where come from the files of the installed alfworld package
-(`gen/layouts/FloorPlan*`, `gen/constants.py`, `gen/goal_library.py`), which are read without importing the package: its
-import makes a folder in the user's home. Departs from the benchmark: objects are placed at random instead of by a
-simulator, and no goal object starts at its destination. A floor plan lists the receptacles that were reached in the
-simulator; the others that a room is said to have get a fixed place in it.
+Rooms, goals, task texts and the rules of what fits where come from the files of the installed
+alfworld package (`gen/layouts/FloorPlan*`, `gen/constants.py`, `gen/goal_library.py`), which are
+read without importing the package: its import makes a folder in the user's home. Departs from the
+benchmark: objects are placed at random instead of by a simulator, and no goal object starts at its
+destination. A floor plan lists the receptacles that were reached in the simulator; the others that
+a room is said to have get a fixed place in it.
 """
 
 from __future__ import annotations
@@ -26,15 +28,32 @@ from reflectkit.envs.alfworld.games import CLEAN, COOL, HEAT, LOOK, TWO, TYPES, 
 from reflectkit.errors import ConfigError
 from reflectkit.seeding import derive, generator
 
-TOOLS = {CLEAN: ("Cleanable", "SinkBasin"), HEAT: ("Heatable", "Microwave"), COOL: ("Coolable", "Fridge")}
+TOOLS = {
+    CLEAN: ("Cleanable", "SinkBasin"),
+    HEAT: ("Heatable", "Microwave"),
+    COOL: ("Coolable", "Fridge"),
+}
 LAMP = "DeskLamp"
 LAMP_STANDS = frozenset(("Desk", "SideTable", "Dresser", "Shelf", "CoffeeTable", "DiningTable"))
-SINGLE = frozenset(("StoveBurner", "CoffeeMachine", "Toaster", "ToiletPaperHanger", "TowelHolder", "HandTowelHolder"))
-WIDE = frozenset(("CounterTop", "DiningTable", "Desk", "Dresser", "Bed", "CoffeeTable", "SideTable", "Fridge"))
+SINGLE = frozenset(
+    (
+        "StoveBurner",
+        "CoffeeMachine",
+        "Toaster",
+        "ToiletPaperHanger",
+        "TowelHolder",
+        "HandTowelHolder",
+    )
+)
+WIDE = frozenset(
+    ("CounterTop", "DiningTable", "Desk", "Dresser", "Bed", "CoffeeTable", "SideTable", "Fridge")
+)
 OPEN_SHARE = 0.1  # of the cabinets and drawers, at the start
 COPIES = (1, 1, 1, 2, 2, 3)  # of a kind of object, by chance
 UNLISTED = {"StoveBurner": 4, "TowelHolder": 2, "HandTowelHolder": 2}
-"""Number of receptacles, by kind, in a room whose list of reached ones lacks the kind; 1 of any other."""
+"""Number of receptacles, by kind, in a room whose list of reached ones lacks the kind; 1 of any
+other.
+"""
 HEIGHTS = {
     "CounterTop": 0.95,
     "StoveBurner": 0.92,
@@ -44,8 +63,17 @@ HEIGHTS = {
     "SinkBasin": 0.8,
 }
 METRES = 0.25
-ESCAPES = (("-", "_minus_"), ("#", "-"), ("|", "_bar_"), ("+", "_plus_"), (".", "_dot_"), (",", "_comma_"))
-"""Signs in the simulator's names and their PDDL, to replace in this order; # is the dash before a type."""
+ESCAPES = (
+    ("-", "_minus_"),
+    ("#", "-"),
+    ("|", "_bar_"),
+    ("+", "_plus_"),
+    (".", "_dot_"),
+    (",", "_comma_"),
+)
+"""Signs in the simulator's names and their PDDL, to replace in this order; # is the dash before a
+type.
+"""
 Pose = tuple[int, int, int, int]
 """An agent's position: x and z in quarters of a metre, quarter turns, degrees of the head."""
 
@@ -62,7 +90,9 @@ def package_folder() -> Path:
 
 @cache
 def table(name: str) -> Any:
-    """The package's module gen/NAME.py: "constants" (what is where, what fits where) or "goal_library"."""
+    """The package's module gen/NAME.py: "constants" (what is where, what fits where) or
+    "goal_library".
+    """
     path = package_folder() / "gen" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"alfworld_{name}", path)
     assert spec is not None
@@ -77,12 +107,15 @@ def _data(name: str) -> str:
     return (package_folder() / "data" / name).read_text(encoding="utf-8")
 
 
-# -------------------------------------------------------------------------------------------------------------- rooms
+# --------------------------------------------------------------------------------------------------------------
+# rooms
 
 
 @dataclass(frozen=True)
 class Receptacle:
-    """What holds objects. name: as in the simulator, e.g. "Drawer|+00.95|+00.22|-02.20". opens: has a door or lid."""
+    """What holds objects. name: as in the simulator, e.g. "Drawer|+00.95|+00.22|-02.20". opens: has
+    a door or lid.
+    """
 
     name: str
     kind: str
@@ -111,15 +144,26 @@ class Room:
 @cache
 def rooms() -> tuple[Room, ...]:
     """All 120 rooms by number: kitchens, living rooms, bedrooms, bathrooms. Raises ConfigError."""
-    return tuple(_room(kind, number) for kind, numbers in table("constants").SCENE_TYPE.items() for number in numbers)
+    return tuple(
+        _room(kind, number)
+        for kind, numbers in table("constants").SCENE_TYPE.items()
+        for number in numbers
+    )
 
 
 def _room(room_kind: str, number: int) -> Room:
-    name, layouts, constants = f"FloorPlan{number}", package_folder() / "gen" / "layouts", table("constants")
+    name, layouts, constants = (
+        f"FloorPlan{number}",
+        package_folder() / "gen" / "layouts",
+        table("constants"),
+    )
     seen = set(json.loads((layouts / f"{name}-objects.json").read_text(encoding="utf-8")))
     reached = json.loads((layouts / f"{name}-openable.json").read_text(encoding="utf-8"))
     points = sorted((float(x), float(z)) for x, z in numpy.load(layouts / f"{name}-layout.npy"))
-    opening, fixed = constants.OPENABLE_CLASS_SET, constants.RECEPTACLES - constants.MOVABLE_RECEPTACLES_SET
+    opening, fixed = (
+        constants.OPENABLE_CLASS_SET,
+        constants.RECEPTACLES - constants.MOVABLE_RECEPTACLES_SET,
+    )
     receptacles = {}
     for receptacle, pose in sorted(reached.items()):
         parts = receptacle.split("|")
@@ -127,7 +171,9 @@ def _room(room_kind: str, number: int) -> Room:
         if kind in fixed:
             receptacles[receptacle] = Receptacle(receptacle, kind, _pose(*pose), kind in opening)
     chance = generator(number, "unlisted receptacles")
-    for missing in sorted((seen & fixed) - {receptacle.kind for receptacle in receptacles.values()} - opening):
+    for missing in sorted(
+        (seen & fixed) - {receptacle.kind for receptacle in receptacles.values()} - opening
+    ):
         for _ in range(UNLISTED.get(missing, 1)):
             x, z = chance.choice(points)
             turns = chance.randrange(4)
@@ -137,14 +183,17 @@ def _room(room_kind: str, number: int) -> Room:
             receptacles[label] = Receptacle(label, missing, _pose(x, z, 90 * turns, 30), False)
     occupied = {receptacle.pose for receptacle in receptacles.values()}
     starts = tuple(pose for x, z in points if (pose := _pose(x, z, 0, 30)) not in occupied)
-    return Room(name, number, room_kind, tuple(receptacles.values()), tuple(sorted(seen - fixed)), starts)
+    return Room(
+        name, number, room_kind, tuple(receptacles.values()), tuple(sorted(seen - fixed)), starts
+    )
 
 
 def _pose(x: float, z: float, degrees: float, head: float) -> Pose:
     return round(x / METRES), round(z / METRES), round(degrees / 90) % 4, round(head)
 
 
-# -------------------------------------------------------------------------------------------------------------- goals
+# --------------------------------------------------------------------------------------------------------------
+# goals
 
 
 @dataclass(frozen=True)
@@ -158,7 +207,9 @@ class RoomGoal:
 
     @property
     def name(self) -> str:
-        """The folder name that the benchmark uses for such games: TYPE-Object-None-Receptacle-FLOOR."""
+        """The folder name that the benchmark uses for such games:
+        TYPE-Object-None-Receptacle-FLOOR.
+        """
         return f"{self.level}-{self.item}-None-{self.receptacle}-{self.room.number}"
 
 
@@ -184,7 +235,12 @@ def _goals(level: str, room: Room) -> Iterable[RoomGoal]:
     for item in items:
         for kind in sorted(kinds):
             elsewhere = any(item in _holds(other) for other in kinds - {kind})
-            if item in _holds(kind) and elsewhere and kind != tool and not (level == TWO and kind in SINGLE):
+            if (
+                item in _holds(kind)
+                and elsewhere
+                and kind != tool
+                and not (level == TWO and kind in SINGLE)
+            ):
                 yield RoomGoal(level, item, kind, room)
 
 
@@ -198,16 +254,22 @@ def levels(patterns: tuple[str, ...]) -> tuple[str, ...]:
     types = tuple(level for level in TYPES if goals(level, patterns))
     if not types:
         examples = ", ".join(goals(level)[0].name for level in TYPES[:2])
-        raise ConfigError(f"no game that matches --games {' '.join(patterns)} can be made; names are like {examples}")
+        raise ConfigError(
+            f"no game that matches --games {' '.join(patterns)} can be made; names are like"
+            f" {examples}"
+        )
     return types
 
 
-# -------------------------------------------------------------------------------------------------------------- games
+# --------------------------------------------------------------------------------------------------------------
+# games
 
 
 @dataclass(frozen=True)
 class DrawnGame:
-    """The contents of a game's files. problem: PDDL. trajectory: traj_data.json. grammar: with the task's text."""
+    """The contents of a game's files. problem: PDDL. trajectory: traj_data.json. grammar: with the
+    task's text.
+    """
 
     goal: RoomGoal
     problem: str
@@ -235,8 +297,12 @@ def trial_name(seed: int, number: int, patterns: tuple[str, ...]) -> str:
     return f"trial_G{seed}_" + (f"{derive(0, *patterns):016x}_" if patterns else "") + str(number)
 
 
-def draw(seed: int, number: int, attempt: int, level: str, patterns: tuple[str, ...] = ()) -> DrawnGame:
-    """Attempt `attempt` at game `number`, of a type in `levels(patterns)`. Same arguments, same game."""
+def draw(
+    seed: int, number: int, attempt: int, level: str, patterns: tuple[str, ...] = ()
+) -> DrawnGame:
+    """Attempt `attempt` at game `number`, of a type in `levels(patterns)`. Same arguments, same
+    game.
+    """
     hosts = goals(level, patterns)
     chance = generator(seed, "game", level, number, attempt)
     room = chance.choice(list(dict.fromkeys(goal.room.number for goal in hosts)))
@@ -244,7 +310,9 @@ def draw(seed: int, number: int, attempt: int, level: str, patterns: tuple[str, 
     name = trial_name(seed, number, patterns)
     target, lamp = ("", goal.receptacle) if level == LOOK else (goal.receptacle, "")
     wording = chance.choice(table("goal_library").gdict[level]["templates"])
-    text = wording.format(obj=goal.item.lower(), recep=target.lower(), toggle=lamp.lower(), mrecep="")
+    text = wording.format(
+        obj=goal.item.lower(), recep=target.lower(), toggle=lamp.lower(), mrecep=""
+    )
     trajectory = {
         "task_id": name,
         "task_type": level,
@@ -258,11 +326,18 @@ def draw(seed: int, number: int, attempt: int, level: str, patterns: tuple[str, 
         "scene": {"floor_plan": goal.room.name, "scene_num": goal.room.number, "random_seed": seed},
         "turk_annotations": {"anns": [{"task_desc": text, "high_descs": []}]},
     }
-    return DrawnGame(goal, _problem(name, goal, chance), trajectory, _data("alfred.twl2").replace("UNKNOWN GOAL", text))
+    return DrawnGame(
+        goal,
+        _problem(name, goal, chance),
+        trajectory,
+        _data("alfred.twl2").replace("UNKNOWN GOAL", text),
+    )
 
 
 def _placed(goal: RoomGoal, chance: random.Random) -> list[tuple[str, str, Receptacle]]:
-    """(name, kind, receptacle) of each object: those of the goal first, then the room's other objects."""
+    """(name, kind, receptacle) of each object: those of the goal first, then the room's other
+    objects.
+    """
     room = goal.room
     free = {
         receptacle: 1 if receptacle.kind in SINGLE else 9 if receptacle.kind in WIDE else 3
@@ -277,7 +352,11 @@ def _placed(goal: RoomGoal, chance: random.Random) -> list[tuple[str, str, Recep
     placed = []
     for kind in (goal.item, LAMP, *rest):
         for copy in range(counts[kind]):
-            hosts = [receptacle for receptacle, left in free.items() if left and _may_start(kind, receptacle, goal)]
+            hosts = [
+                receptacle
+                for receptacle, left in free.items()
+                if left and _may_start(kind, receptacle, goal)
+            ]
             if hosts:
                 host = chance.choice(hosts)
                 free[host] -= 1
@@ -289,7 +368,9 @@ def _placed(goal: RoomGoal, chance: random.Random) -> list[tuple[str, str, Recep
 def _may_start(kind: str, receptacle: Receptacle, goal: RoomGoal) -> bool:
     if kind == LAMP:
         return receptacle.kind in LAMP_STANDS
-    return kind in _holds(receptacle.kind) and not (kind == goal.item and receptacle.kind == goal.receptacle)
+    return kind in _holds(receptacle.kind) and not (
+        kind == goal.item and receptacle.kind == goal.receptacle
+    )
 
 
 def _problem(name: str, goal: RoomGoal, chance: random.Random) -> str:
@@ -297,7 +378,10 @@ def _problem(name: str, goal: RoomGoal, chance: random.Random) -> str:
     constants, room = table("constants"), goal.room
     placed = _placed(goal, chance)
     start = "loc|{}|{}|{}|{}".format(*chance.choice(room.starts))
-    location = {receptacle.name: "loc|{}|{}|{}|{}".format(*receptacle.pose) for receptacle in room.receptacles}
+    location = {
+        receptacle.name: "loc|{}|{}|{}|{}".format(*receptacle.pose)
+        for receptacle in room.receptacles
+    }
     destination = set() if goal.level == LOOK else {goal.receptacle}
     receptacle_kinds = sorted({receptacle.kind for receptacle in room.receptacles} | destination)
     item_kinds = sorted({kind for _, kind, _ in placed} | {goal.item})
@@ -316,7 +400,9 @@ def _problem(name: str, goal: RoomGoal, chance: random.Random) -> str:
             if receptacle.kind in ("Cabinet", "Drawer") and chance.random() < OPEN_SHARE:
                 facts.append(f"(opened {receptacle.name})")
     for kind in receptacle_kinds:
-        facts += [f"(canContain {kind}Type {item}Type)" for item in item_kinds if item in _holds(kind)]
+        facts += [
+            f"(canContain {kind}Type {item}Type)" for item in item_kinds if item in _holds(kind)
+        ]
     for item, kind, where in placed:
         facts.append(f"(objectType {item} {kind}Type)")
         facts.append(f"(inReceptacle {item} {where.name})")
@@ -328,8 +414,19 @@ def _problem(name: str, goal: RoomGoal, chance: random.Random) -> str:
         if kind != LAMP:
             facts.append(f"(pickupable {item})")
     wanted = table("goal_library").gdict[goal.level]["pddl"]
-    wanted = wanted.format(obj=goal.item, recep=goal.receptacle, toggle=goal.receptacle, mrecep="").strip()
-    lines = [f"(define (problem plan_{name})", "(:domain alfred)", "(:objects", *objects, ")", "(:init", *facts, ")"]
+    wanted = wanted.format(
+        obj=goal.item, recep=goal.receptacle, toggle=goal.receptacle, mrecep=""
+    ).strip()
+    lines = [
+        f"(define (problem plan_{name})",
+        "(:domain alfred)",
+        "(:objects",
+        *objects,
+        ")",
+        "(:init",
+        *facts,
+        ")",
+    ]
     text = "\n".join([*lines, wanted]) + "\n"
     for sign, escaped in ESCAPES:
         text = text.replace(sign, escaped)

@@ -1,9 +1,11 @@
-"""Engines in child processes, one game each; later games reuse them, and they are killed if they do not answer.
+"""Engines in child processes, one game each; later games reuse them, and they are killed if they do
+not answer.
 
-A *nursery* process imports the engine once and forks a child for each engine. That is quick, works from threads and
-daemonic processes and under any main module, and copies nothing of this process's memory. The nursery has a fixed hash
-seed: the engine's sets have one order, and a plan is the same each time. A child ends when the other end of its socket
-is closed, whatever it is doing, so none outlives a killed parent.
+A *nursery* process imports the engine once and forks a child for each engine. That is quick, works
+from threads and daemonic processes and under any main module, and copies nothing of this process's
+memory. The nursery has a fixed hash seed: the engine's sets have one order, and a plan is the same
+each time. A child ends when the other end of its socket is closed, whatever it is doing, so none
+outlives a killed parent.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ DONE, REFUSED, FAILED = "done", "refused", "failed"
 
 
 class Engine:
-    """A child process with an engine. Once it has failed, or has not answered in time, it is killed."""
+    """A child process with an engine. Once it has failed, or has not answered in time, it is
+    killed.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -45,13 +49,17 @@ class Engine:
         """The child's process id; 0 before `start`."""
 
     async def start(self) -> int:
-        """Wait until the child runs; its process id. Raises ConfigError if the engine cannot be imported."""
+        """Wait until the child runs; its process id. Raises ConfigError if the engine cannot be
+        imported.
+        """
         if not self.pid:
             self.pid = await self._answer(START_SECONDS, "started")
         return self.pid
 
     async def reset(self, folder: Path, expert: str | None, seconds: float) -> State:
-        """Begin the game in `folder`. Raises DataError if it cannot be played, and EnvironmentFailure."""
+        """Begin the game in `folder`. Raises DataError if it cannot be played, and
+        EnvironmentFailure.
+        """
         self.played = folder
         return await self._ask(seconds, "reset", folder, expert)  # type: ignore[no-any-return]
 
@@ -64,12 +72,15 @@ class Engine:
         return await self._ask(seconds, "plan")  # type: ignore[no-any-return]
 
     async def _ask(self, seconds: float, name: str, *arguments: Any) -> Any:
-        """What method `name` of the child's `Game` returns. Raises its errors, and EnvironmentFailure."""
+        """What method `name` of the child's `Game` returns. Raises its errors, and
+        EnvironmentFailure.
+        """
         if not self.alive:
             raise EnvironmentFailure("the engine was stopped; reset begins with another")
         try:
             await self.start()
-            with contextlib.suppress(OSError):  # reading the answer reports that the process has ended
+            # Reading the answer reports that the process has ended
+            with contextlib.suppress(OSError):
                 self.connection.send((name, *arguments))
             return await self._answer(seconds, f"answered '{name}'")
         except asyncio.CancelledError:  # the next caller would get this answer
@@ -79,7 +90,9 @@ class Engine:
     async def _answer(self, seconds: float, what: str) -> Any:
         if not await _readable(self.connection, seconds):
             self.stop()
-            raise EnvironmentFailure(f"the engine has not {what} within {seconds:g} s, and was stopped")
+            raise EnvironmentFailure(
+                f"the engine has not {what} within {seconds:g} s, and was stopped"
+            )
         try:
             kind, value = self.connection.recv()
         except (EOFError, OSError):
@@ -128,12 +141,16 @@ class Pool:
     def take(self, folder: Path) -> Engine:
         """An idle engine, if possible the last to play the game in `folder`; else a new one.
 
-        Raises ConfigError: the packages are not installed. EnvironmentFailure: no process could be started.
+        Raises ConfigError: the packages are not installed. EnvironmentFailure: no process could be
+        started.
         """
         with self._lock:
             if not self._idle:
                 return Engine(self._fork())
-            engine = next((engine for engine in reversed(self._idle) if engine.played == folder), self._idle[-1])
+            engine = next(
+                (engine for engine in reversed(self._idle) if engine.played == folder),
+                self._idle[-1],
+            )
             self._idle.remove(engine)
             return engine
 
@@ -164,7 +181,8 @@ def _start_nursery() -> socket.socket:
     """Our end of a socket to a new nursery."""
     ours, theirs = socket.socketpair()
     code = (
-        f"import sys; sys.path[:] = {sys.path!r}; from reflectkit.envs.alfworld.pool import run_nursery;"
+        f"import sys; sys.path[:] = {sys.path!r}; from reflectkit.envs.alfworld.pool import"
+        " run_nursery;"
         f" run_nursery({theirs.fileno()})"
     )
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -188,17 +206,21 @@ def pool() -> Pool:
     return _pools.setdefault(os.getpid(), Pool())
 
 
-# ---------------------------------------------------------------------------------------------------- in the nursery
+# ----------------------------------------------------------------------------------------------------
+# in the nursery
 
 
 def run_nursery(descriptor: int) -> None:
     """Fork a child for each socket that comes through `descriptor`, until that is closed."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):  # the parent handles them, and its end is ours
+    # The parent handles them, and its end is ours
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_IGN)
     requests = _received(socket.socket(fileno=descriptor))
     try:
         with (
-            tempfile.TemporaryDirectory(prefix="reflectkit-alfworld-", ignore_cleanup_errors=True) as shared,
+            tempfile.TemporaryDirectory(
+                prefix="reflectkit-alfworld-", ignore_cleanup_errors=True
+            ) as shared,
             memoised(Path(shared)),
         ):
             game = Game()
@@ -236,7 +258,9 @@ def _serve(connection: Connection, game: Game) -> None:
             except ReflectkitError as error:
                 connection.send((REFUSED, error))
             except Exception as error:
-                connection.send((FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"))
+                connection.send(
+                    (FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+                )
 
 
 def _exit_on_close(descriptor: int) -> None:

@@ -1,4 +1,6 @@
-"""The problems of env `alfworld`: generated games, each checked to be winnable, or those of an ALFWORLD_DATA folder."""
+"""The problems of env `alfworld`: generated games, each checked to be winnable, or those of an
+ALFWORLD_DATA folder.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,16 @@ from pydantic import model_validator
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Table
 from reflectkit.envs.alfworld.engine import HANDCODED, PLANNER
-from reflectkit.envs.alfworld.games import FOLDER, SPLITS, TYPES, VERSION, Generation, find, read, task
+from reflectkit.envs.alfworld.games import (
+    FOLDER,
+    SPLITS,
+    TYPES,
+    VERSION,
+    Generation,
+    find,
+    read,
+    task,
+)
 from reflectkit.envs.alfworld.generate import DrawnGame, draw, levels, trial_name
 from reflectkit.envs.alfworld.pool import pool
 from reflectkit.envs.problems import Generated, ProblemGenerator
@@ -36,7 +47,8 @@ class GameSettings(Config):
 
     instances: int | None = option(None, help=f"Games to generate; default: {GAMES}.", ge=1)
     games_dir: Path | None = option(
-        None, help="List the games in this folder (from alfworld-download) instead of generating some."
+        None,
+        help="List the games in this folder (from alfworld-download) instead of generating some.",
     )
     games: tuple[str, ...] = option(
         (), help="Only games whose name matches, e.g. 'pick_heat_*-Egg-*' (repeat the flag)."
@@ -45,7 +57,9 @@ class GameSettings(Config):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.games_dir is not None and self.instances is not None:
-            raise ConfigError("--instances generates games and --games-dir lists existing ones; leave one out")
+            raise ConfigError(
+                "--instances generates games and --games-dir lists existing ones; leave one out"
+            )
         return self
 
 
@@ -82,15 +96,21 @@ class Games(ProblemGenerator):
             ((usual, _),) = maker.rejections.most_common(1)
             raise DataError(
                 root,
-                f"none of {pluralize(number, 'game')} could be won, with {DRAWS} tries each ({usual}); widen --games",
+                (
+                    f"none of {pluralize(number, 'game')} could be won, with {DRAWS} tries each"
+                    f" ({usual}); widen --games"
+                ),
             )
         figures, table = _summary(folders, root)
         figures["given_up"] = number - len(folders)
-        return Generated({"data": [task(folder) for folder in folders]}, figures, (table,), (root / VERSION,))
+        return Generated(
+            {"data": [task(folder) for folder in folders]}, figures, (table,), (root / VERSION,)
+        )
 
     def _list(self, root: Path, progress: Progress) -> Generated:
-        """The usable games of folder `root`: `data.json` for training, one file for each valid split, and `valid.json`
-        with all of these, on which the paper evaluates; without games of train, unless all are.
+        """The usable games of folder `root`: `data.json` for training, one file for each valid
+        split, and `valid.json` with all of these, on which the paper evaluates; without games of
+        train, unless all are.
         """
         folders = find(root, self.settings.games)
         left_out: dict[str, list[str]] = {}
@@ -100,16 +120,24 @@ class Games(ProblemGenerator):
                 try:
                     of_split[folder.parent.parent.name].append(task(folder))
                 except DataError as error:
-                    left_out.setdefault(error.message, []).append(str(folder.relative_to(root / VERSION)))
+                    left_out.setdefault(error.message, []).append(
+                        str(folder.relative_to(root / VERSION))
+                    )
                 bar.advance()
         train, *valid = of_split.values()
         evaluated = [game for games in valid for game in games]
         tasks = [*train, *evaluated]
         if not tasks:
             reason, names = next(iter(left_out.items()))
-            raise DataError(root, f"none of {pluralize(len(folders), 'game')} can be used, e.g. {names[0]}: {reason}")
+            raise DataError(
+                root,
+                f"none of {pluralize(len(folders), 'game')} can be used, e.g. {names[0]}: {reason}",
+            )
         trained = {game.id for game in train}
-        records = {"data": train, "valid": [game for game in evaluated if game.id not in trained] or evaluated}
+        records = {
+            "data": train,
+            "valid": [game for game in evaluated if game.id not in trained] or evaluated,
+        }
         figures = {
             "games": len(tasks),
             "by_split": {split: len(games) for split, games in of_split.items() if games},
@@ -120,8 +148,13 @@ class Games(ProblemGenerator):
         rows = [(level, *(str(counts[level, split]) for split in SPLITS)) for level in TYPES]
         heads = ("type", *(split.replace("_", " ") for split in SPLITS))
         why = tuple((str(len(names)), reason, names[0]) for reason, names in left_out.items())
-        tables = Table(f"Games of {root}", heads, tuple(rows)), Table("Left out", ("games", "reason", "the first"), why)
-        return Generated(records | dict(zip(SPLITS[1:], valid, strict=True)), figures, tables[: 2 if why else 1])
+        tables = (
+            Table(f"Games of {root}", heads, tuple(rows)),
+            Table("Left out", ("games", "reason", "the first"), why),
+        )
+        return Generated(
+            records | dict(zip(SPLITS[1:], valid, strict=True)), figures, tables[: 2 if why else 1]
+        )
 
 
 def _summary(folders: Sequence[Path], root: Path) -> tuple[dict[str, Any], Table]:
@@ -130,26 +163,45 @@ def _summary(folders: Sequence[Path], root: Path) -> tuple[dict[str, Any], Table
     rows = []
     games = [read(folder) for folder in folders]
     for level in TYPES:
-        steps = sorted(len(game.walkthrough or ()) for record, game in games if record.task_type == level)
-        made = [record.generation for record, _ in games if record.task_type == level and record.generation]
+        steps = sorted(
+            len(game.walkthrough or ()) for record, game in games if record.task_type == level
+        )
+        made = [
+            record.generation
+            for record, _ in games
+            if record.task_type == level and record.generation
+        ]
         if not steps:
             continue
         rejections = Counter(reason for making in made for reason in making.thrown)
         won_by = Counter(making.won_by for making in made)
-        by_type[level] = {"games": len(steps), "won_by": dict(won_by), "thrown_away": dict(rejections)}
-        counts = (len(steps), won_by[HANDCODED], won_by[PLANNER], f"{steps[0]} to {steps[-1]}", rejections.total())
+        by_type[level] = {
+            "games": len(steps),
+            "won_by": dict(won_by),
+            "thrown_away": dict(rejections),
+        }
+        counts = (
+            len(steps),
+            won_by[HANDCODED],
+            won_by[PLANNER],
+            f"{steps[0]} to {steps[-1]}",
+            rejections.total(),
+        )
         rows.append((level, *map(str, counts)))
     heads = ("type", "games", HANDCODED, PLANNER, "steps", "thrown away")
-    return {"games": len(folders), "by_type": by_type}, Table(f"Games in {root}", heads, tuple(rows))
+    return {"games": len(folders), "by_type": by_type}, Table(
+        f"Games in {root}", heads, tuple(rows)
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------- solutions
+# ----------------------------------------------------------------------------------------------------------
+# solutions
 
 
 @dataclass(frozen=True)
 class Solution:
-    """walkthrough: the winning commands. by: their author, "handcoded" or "planner". reason: why there are none, else
-    empty.
+    """walkthrough: the winning commands. by: their author, "handcoded" or "planner". reason: why
+    there are none, else empty.
     """
 
     walkthrough: tuple[str, ...] = ()
@@ -180,7 +232,9 @@ async def find_solution(folder: Path) -> Solution:
                 state = await engine.step(command, SECONDS)
             if state.won:
                 return Solution(tuple(plan), PLANNER)
-            return Solution(reason=f"the plan does not win within {STEPS} steps" if plan else "there is no plan")
+            return Solution(
+                reason=f"the plan does not win within {STEPS} steps" if plan else "there is no plan"
+            )
         except DataError as error:
             return Solution(reason=error.message)
         except EnvironmentFailure as error:
@@ -190,7 +244,8 @@ async def find_solution(folder: Path) -> Solution:
     return Solution(reason=reason)
 
 
-# --------------------------------------------------------------------------------------------------------- generation
+# ---------------------------------------------------------------------------------------------------------
+# generation
 
 
 class Maker:
@@ -215,13 +270,16 @@ class Maker:
     def make(self, number: int, progress: Progress) -> list[Path]:
         """The folders of games 0 … `number` - 1, in that order, without those that were given up.
 
-        Raises DataError if a finished game has been damaged, ConfigError if another process makes games in `root`.
+        Raises DataError if a finished game has been damaged, ConfigError if another process makes
+        games in `root`.
         """
         with locked(self.root):
             sweep(self.root)
             existing = {folder.name: folder for folder in self.train.glob("*/trial_*")}
             names = [trial_name(self.seed, index, self.patterns) for index in range(number)]
-            finished = {index: existing[name] for index, name in enumerate(names) if name in existing}
+            finished = {
+                index: existing[name] for index, name in enumerate(names) if name in existing
+            }
             for folder in finished.values():
                 try:
                     self._is_like_another(read(folder)[1].pddl_problem, folder.name)
@@ -252,7 +310,9 @@ class Maker:
                 rejections.append(solution.reason)
                 self.rejections[solution.reason] += 1
                 continue
-            game.trajectory["generation"] = asdict(Generation(self.seed, number, rejections, solution.by))
+            game.trajectory["generation"] = asdict(
+                Generation(self.seed, number, rejections, solution.by)
+            )
             _write(staged, game, solution.walkthrough)
             target = self.train / game.goal.name / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -262,8 +322,8 @@ class Maker:
         return None
 
     def _is_like_another(self, problem: str, name: str) -> bool:
-        """Whether a game of another name has the same room, goal and placement. problem: PDDL, with its name on the
-        first line.
+        """Whether a game of another name has the same room, goal and placement. problem: PDDL, with
+        its name on the first line.
         """
         return self.contents.setdefault(problem.partition("\n")[2], name) != name
 

@@ -1,1 +1,3 @@
-"""AutoExplore: find the file that answers a question, by walking a repository that cannot be left or changed."""
+"""AutoExplore: find the file that answers a question, by walking a repository that cannot be left
+or changed.
+"""

@@ -1,18 +1,21 @@
-"""AutoExplore: given a question, walk a repository with cd and cat, and name the file that answers it with id.
+"""AutoExplore: given a question, walk a repository with cd and cat, and name the file that answers
+it with id.
 
-Departs from the Reflect-RL code: no sandbox, no copies, no shell; errors cost what they should; a file that the teacher
-named is an accepted answer only on request; a prompt that is too long loses its oldest history, never the task.
+Departs from the Reflect-RL code: no sandbox, no copies, no shell; errors cost what they should; a
+file that the teacher named is an accepted answer only on request; a prompt that is too long loses
+its oldest history, never the task.
 
 Observation
-    The question, the current folder and what is in it, the commands so far, and the last command's output. Lines of an
-    output are indented: a file cannot forge the prompt's own lines. A file over `result_tokens` is shown by its
-    two ends; the whole prompt is kept within `prompt_tokens` (both as counted by `text`): first the oldest
-    commands go, then output, then names.
+    The question, the current folder and what is in it, the commands so far, and the last command's
+    output. Lines of an output are indented: a file cannot forge the prompt's own lines. A file over
+    `result_tokens` is shown by its two ends; the whole prompt is kept within `prompt_tokens` (both
+    as counted by `text`): first the oldest commands go, then output, then names.
 Choices
     `cd ..` (but not at the root), `cd DIR`, `cat FILE` unless it was shown, `id FILE`; at most 252.
 Reward
-    Minus the cost, divided by the horizon. Cost: 1 a step, 2 an error and 1 a warning in its output; at the end, minus
-    the horizon if the file named is right, plus the horizon if it is not, or if none was named in time.
+    Minus the cost, divided by the horizon. Cost: 1 a step, 2 an error and 1 a warning in its
+    output; at the end, minus the horizon if the file named is right, plus the horizon if it is not,
+    or if none was named in time.
 Episode end
     `id`. Success: a total cost below 0.01, which is the right file within the horizon.
 Source
@@ -70,18 +73,23 @@ TO_TOP = ("Nothing here fits.", "It is elsewhere.")
 
 
 def places_of_words(output: str) -> dict[str, str]:
-    """The first place of each word's stem in `output`: the name that has it, up to the end of the next name on its
-    line.
+    """The first place of each word's stem in `output`: the name that has it, up to the end of the
+    next name on its line.
 
     >>> places_of_words("id,late_fee,days\\nLate again")
-    {'id': 'id,late_fee', 'late': 'late_fee,days', 'fee': 'late_fee,days', 'day': 'days', 'again': 'again'}
+    {'id': 'id,late_fee', 'late': 'late_fee,days', 'fee': 'late_fee,days', 'day': 'days', 'again':
+    'again'}
     """
     places: dict[str, str] = {}
     for line in output.splitlines():
         for name in NAME.finditer(line):
             following = NAME.search(line, name.end())
             for word in words(name[0]):
-                end = following.end() if following and following.end() - name.start() <= LONGEST_PLACE else name.end()
+                end = (
+                    following.end()
+                    if following and following.end() - name.start() <= LONGEST_PLACE
+                    else name.end()
+                )
                 places.setdefault(stem(word), line[name.start() : end])
     return places
 
@@ -110,9 +118,13 @@ HERE = StateQuestion("here", "Is the answer in this folder?", ("yes", "no"))
 READ = StateQuestion("read", "Has the file with the answer been shown?", ("yes", "no"))
 ALL = "all"
 STEP, ERROR, WARNING = 1, 2, 1
-"""Cost of a step, and of each error and warning in its output. The published code's for these two never occur."""
+"""Cost of a step, and of each error and warning in its output. The published code's for these two
+never occur.
+"""
 SOLVED_BELOW = 0.01
-ENOUGH = 0.7  # share of the question's words that a file must have for the keyword player or a searcher to name it
+# Share of the question's words that a file must have for the keyword player or a searcher to name
+# it
+ENOUGH = 0.7
 DEEPEST = 9
 ROUNDING = 32  # tokens; lengths of shortened text are multiples of it
 HEADINGS = 24  # tokens of the fixed words of a prompt, and of the mark for omitted commands
@@ -130,12 +142,24 @@ class AutoExploreSettings(PromptSettings):
     leaveout_prob: float = option(
         0.0, help="Share of unrelated files that each episode leaves out at random.", ge=0, le=1
     )
-    accept_teacher_answers: bool = option(False, help="Also accept the file that the teacher named.")
-    easy: bool = option(False, help='Name the file: the task is "Find PATH" instead of the question.')
-    force_answer: bool = option(False, help="At the last step, offer only files to name, where the folder has some.")
-    first_step: bool = option(False, help="Episodes of one step, for which the first command of the way is right.")
+    accept_teacher_answers: bool = option(
+        False, help="Also accept the file that the teacher named."
+    )
+    easy: bool = option(
+        False, help='Name the file: the task is "Find PATH" instead of the question.'
+    )
+    force_answer: bool = option(
+        False, help="At the last step, offer only files to name, where the folder has some."
+    )
+    first_step: bool = option(
+        False, help="Episodes of one step, for which the first command of the way is right."
+    )
     searching_teacher: bool = option(
-        False, help="The teacher does not know the answer: it opens files and judges them by the question's words."
+        False,
+        help=(
+            "The teacher does not know the answer: it opens files and judges them by the"
+            " question's words."
+        ),
     )
 
 
@@ -170,7 +194,9 @@ class AutoExploreTeacher(Teacher):
     negatives: ClassVar[int] = 2
 
     def action(self) -> int:
-        """The next command of the shortest path that reads a target and names it; any if that is not offered."""
+        """The next command of the shortest path that reads a target and names it; any if that is
+        not offered.
+        """
         following = self.env.way(self.env.walk.here)[0]
         return self.env.commands.index(following) if following in self.env.commands else 0
 
@@ -179,16 +205,24 @@ class AutoExploreTeacher(Teacher):
         env = self.env
         inside = any(target.rpartition("/")[0] == env.walk.here for target in env.targets)
         was_read = any(path in env.targets for path in env.walk.shown)
-        return {LIKELY.name: [self.action()], HERE.name: [int(not inside)], READ.name: [int(not was_read)]}
+        return {
+            LIKELY.name: [self.action()],
+            HERE.name: [int(not inside)],
+            READ.name: [int(not was_read)],
+        }
 
     def mistakes(self) -> list[int]:
         """Everything but the right command and naming a file."""
         best = self.action()
         commands = enumerate(self.env.commands)
-        return [index for index, command in commands if index != best and not command.startswith("id ")]
+        return [
+            index for index, command in commands if index != best and not command.startswith("id ")
+        ]
 
     def slips(self) -> list[int]:
-        """The mistake that a negative example makes once: reading another file when a target should be read next."""
+        """The mistake that a negative example makes once: reading another file when a target should
+        be read next.
+        """
         commands = self.env.commands
         read_another = any(path not in self.env.targets for path in self.env.walk.shown)
         if read_another or not commands[self.action()].startswith("cat "):
@@ -196,13 +230,17 @@ class AutoExploreTeacher(Teacher):
         return [index for index in self.mistakes() if commands[index].startswith("cat ")]
 
     def note(self) -> str:
-        """The mark of the last command: "" at the start, "good" if it was on a shortest path, else "mistake"."""
+        """The mark of the last command: "" at the start, "good" if it was on a shortest path, else
+        "mistake".
+        """
         if not self.env.history:
             return ""
         return "good" if self.env.history[-1] == self.env.way(*self.env.before)[0] else "mistake"
 
     def comment(self, generator: random.Random) -> str:
-        """What the question asks, what the last output says about it as far as it is shown, and where to look."""
+        """What the question asks, what the last output says about it as far as it is shown, and
+        where to look.
+        """
         env, mistaken = self.env, self.note() == "mistake"
         asked_about = question_words(env.question)[:NAMED]
         following = env.commands[self.action()]
@@ -212,7 +250,12 @@ class AutoExploreTeacher(Teacher):
             file = PurePosixPath(env.walk.shown[-1]).name
             places = places_of_words(env.shown_output)
             found = [(word, places.get(stem(word.lower()))) for word in asked_about]
-            parts.append(", ".join(f'{word} in "{place}"' if place else f"no {word}" for word, place in found) + ".")
+            parts.append(
+                ", ".join(
+                    f'{word} in "{place}"' if place else f"no {word}" for word, place in found
+                )
+                + "."
+            )
             if following == f"id {file}":
                 return " ".join([*parts, generator.choice(FOUND).format(file=file)])
             parts.append(generator.choice(NOT_HERE).format(file=file))
@@ -221,13 +264,19 @@ class AutoExploreTeacher(Teacher):
         else:
             if mistaken:
                 parts.append(generator.choice(STRAYED))
-            parts.append(generator.choice(ASKED).format(words=", ".join(asked_about) or "something"))
-        to = TO_TOP if following == UP else TO_FOLDER if name in env.walk.folder.folders else TO_FILE
+            parts.append(
+                generator.choice(ASKED).format(words=", ".join(asked_about) or "something")
+            )
+        to = (
+            TO_TOP if following == UP else TO_FOLDER if name in env.walk.folder.folders else TO_FILE
+        )
         return " ".join([*parts, generator.choice(to).format(name=name)])
 
     @classmethod
     def drops_choices(cls, settings: Any) -> bool:
-        """Whether files are left out: a file that a demonstration reads by mistake may be among them."""
+        """Whether files are left out: a file that a demonstration reads by mistake may be among
+        them.
+        """
         return bool(settings.leaveout_prob)
 
     @classmethod
@@ -239,16 +288,21 @@ class AutoExploreTeacher(Teacher):
     def fault(cls, trajectory: Trajectory) -> str:
         """An episode that names a wrong file."""
         wrong = cls.is_demonstration(trajectory) and not trajectory.success
-        why = "a wrong file is named, which gives no rows; use --accept-teacher-answers to include them"
+        why = (
+            "a wrong file is named, which gives no rows; use --accept-teacher-answers to include"
+            " them"
+        )
         return why if wrong else ""
 
 
 class SearchingTeacher(AutoExploreTeacher):
-    """What would be right for a searcher, who knows the question, and of the repository only what was shown.
+    """What would be right for a searcher, who knows the question, and of the repository only what
+    was shown.
 
-    It names a file that has `ENOUGH` of the question's words. Else it opens the new file, or enters the new folder, of
-    the current one whose name has most of them, and backs out of a folder without any. When everything was read, or the
-    steps left are just enough, it goes back to the file that had most words, and names it.
+    It names a file that has `ENOUGH` of the question's words. Else it opens the new file, or enters
+    the new folder, of the current one whose name has most of them, and backs out of a folder
+    without any. When everything was read, or the steps left are just enough, it goes back to the
+    file that had most words, and names it.
     """
 
     def action(self) -> int:
@@ -260,7 +314,9 @@ class SearchingTeacher(AutoExploreTeacher):
         return []
 
     def note(self) -> str:
-        """The mark of the last command: "" at the start, "good" if it was the searcher's, else "mistake"."""
+        """The mark of the last command: "" at the start, "good" if it was the searcher's, else
+        "mistake".
+        """
         *earlier, last = self.env.history or [""]
         if not last:
             return ""
@@ -278,7 +334,9 @@ class SearchingTeacher(AutoExploreTeacher):
         for command in history:
             output = walk.run(command)
             if command.startswith("cat ") and isinstance(output, Output):
-                match_of[walk.shown[-1]] = share_of(asked, f"{command.removeprefix('cat ')} {output.text}")
+                match_of[walk.shown[-1]] = share_of(
+                    asked, f"{command.removeprefix('cat ')} {output.text}"
+                )
             seen.setdefault(walk.here, walk.folder)
         commands = commands or walk.commands()
 
@@ -293,7 +351,11 @@ class SearchingTeacher(AutoExploreTeacher):
             return verb == "cat" or (verb == "cd" and command != UP and walk.path(name) not in seen)
 
         new = [command for command in commands if is_new(command)]
-        paths = [f"{folder.path}/{name}".lstrip("/") for folder in seen.values() for name in folder.folders]
+        paths = [
+            f"{folder.path}/{name}".lstrip("/")
+            for folder in seen.values()
+            for name in folder.folders
+        ]
         count = sum(len(folder.files) for folder in seen.values())
         saw_all = set(paths) <= set(seen) and len(match_of) == count
         if match_of:
@@ -307,7 +369,10 @@ class SearchingTeacher(AutoExploreTeacher):
         if new:
             matches = [share_of(asked, command.partition(" ")[2]) for command in new]
             # of equals, files come before folders
-            return max(zip(matches, new, strict=True), key=lambda pair: (pair[0], pair[1].startswith("cat ")))[1]
+            return max(
+                zip(matches, new, strict=True),
+                key=lambda pair: (pair[0], pair[1].startswith("cat ")),
+            )[1]
         return UP if UP in commands else commands[0]
 
 
@@ -327,14 +392,20 @@ class AutoExplore(Env):
     horizon: int = 15
     baselines: ClassVar[tuple[str, ...]] = ("keyword",)
     rules: ClassVar[str] = (
-        "Goal: find the one file in a repository that answers the question after `Task:`, and name it with id.\n"
-        "Actions: `cd DIR` and `cd ..` change the folder, `cat FILE` shows a file in the current folder, and `id FILE`"
-        " names one as your answer. Of a long file, only the beginning and the end are shown. Each file can be shown"
+        "Goal: find the one file in a repository that answers the question after `Task:`, and"
+        " name it with id.\n"
+        "Actions: `cd DIR` and `cd ..` change the folder, `cat FILE` shows a file in the current"
+        " folder, and `id FILE`"
+        " names one as your answer. Of a long file, only the beginning and the end are shown."
+        " Each file can be shown"
         " once.\n"
-        "End: `id` ends the episode, right or wrong, so read a file before you name it. Success is naming the right"
+        "End: `id` ends the episode, right or wrong, so read a file before you name it. Success"
+        " is naming the right"
         " file in time; running out of steps counts as a wrong file.\n"
-        f"Cost: {STEP} per command, {ERROR} more for an error in its output, {WARNING} more for a warning. At the end,"
-        " the step limit is subtracted for the right file, or added for a wrong file or none. The reward is the"
+        f"Cost: {STEP} per command, {ERROR} more for an error in its output, {WARNING} more for"
+        " a warning. At the end,"
+        " the step limit is subtracted for the right file, or added for a wrong file or none."
+        " The reward is the"
         " negative cost, divided by the step limit."
     )
 
@@ -344,36 +415,49 @@ class AutoExplore(Env):
         return LIKELY, SUCCEEDS, HERE, READ
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Begin `task`. Raises DataError for another env's task, a repository or file that is not there or cannot be
-        named, and a question that is too long for the prompt.
+        """Begin `task`. Raises DataError for another env's task, a repository or file that is not
+        there or cannot be named, and a question that is too long for the prompt.
         """
         check_task(task, self.name, self.levels[:-1])
         asked = read_question(task.data, task.id)
         self.repository = find_repository(
-            self.settings.repos_dir or (self.data_folder or Path("data/auto_explore")) / REPOSITORIES, asked.root
+            self.settings.repos_dir
+            or (self.data_folder or Path("data/auto_explore")) / REPOSITORIES,
+            asked.root,
         )
         self.question = " ".join(asked.question.split())
         if (tokens := count_short(self.question)) > self.settings.prompt_tokens * QUESTION_SHARE:
             raise DataError(
-                task.id, f"takes {tokens} of {self.settings.prompt_tokens} --prompt-tokens", field="question"
+                task.id,
+                f"takes {tokens} of {self.settings.prompt_tokens} --prompt-tokens",
+                field="question",
             )
         target, root = asked.filename, self.repository.root
         if target not in self.repository.sizes:
-            raise DataError(task.id, f"the repository {root} has no file {target!r:.200}", field="filename")
+            raise DataError(
+                task.id, f"the repository {root} has no file {target!r:.200}", field="filename"
+            )
         if not offered(self.repository, target):
             why = f"{target!r:.200} lies in a folder with too many entries to be named"
             raise DataError(task.id, why, field="filename")
         if task.level != str(target.count("/")):
             raise DataError(task.id, f"{target!r:.200} is not at depth {task.level}", field="level")
-        others = task.data.get("teacher_answers", []) if self.settings.accept_teacher_answers else []
+        others = (
+            task.data.get("teacher_answers", []) if self.settings.accept_teacher_answers else []
+        )
         if not isinstance(others, list) or not all(isinstance(name, str) for name in others):
             raise DataError(task.id, "expected a list of file names", field="teacher_answers")
-        self.targets = frozenset([target, *(name for name in others if offered(self.repository, name))])
+        self.targets = frozenset(
+            [target, *(name for name in others if offered(self.repository, name))]
+        )
         if self.settings.easy:
             self.question = f"Find {asked.filename}"
 
         def is_hidden(path: str) -> bool:
-            return path not in self.targets and uniform(seed, "leaveout", path) < self.settings.leaveout_prob
+            return (
+                path not in self.targets
+                and uniform(seed, "leaveout", path) < self.settings.leaveout_prob
+            )
 
         hidden = is_hidden if self.settings.leaveout_prob else None
         self.walk = Walk(self.repository, self.settings.result_tokens, hidden)
@@ -417,8 +501,8 @@ class AutoExplore(Env):
     def baseline(self, name: str) -> int:
         """The choice of the keyword player, which reads only what a policy reads.
 
-        It names the file that it has just read if that has enough of the question's words; else reads the file, or
-        enters the new folder, whose name has most of them; else goes up.
+        It names the file that it has just read if that has enough of the question's words; else
+        reads the file, or enters the new folder, whose name has most of them; else goes up.
         """
         head, _, output = self._text().partition("\nOutput:")
         fields, choices = dict(line.split(": ", 1) for line in head.splitlines()), self.commands
@@ -426,15 +510,26 @@ class AutoExplore(Env):
         verb, _, read = done[-1].partition(" ")
         if verb == "cat" and share_of(asked, f"{read} {output}") >= ENOUGH:
             return choices.index(f"id {read}")
-        new = [n for n in choices if n.startswith("cat ") or (n.startswith("cd ") and n not in (UP, *done))]
+        new = [
+            n
+            for n in choices
+            if n.startswith("cat ") or (n.startswith("cd ") and n not in (UP, *done))
+        ]
         if new:
-            return choices.index(max(new, key=lambda name: (share_of(asked, name), name.startswith("cat "))))
+            return choices.index(
+                max(new, key=lambda name: (share_of(asked, name), name.startswith("cat ")))
+            )
         return choices.index(UP) if UP in choices else len(choices) - 1
 
     def way(self, here: str, shown: int | None = None) -> list[str]:
-        """The commands of the shortest path from folder `here` to naming a target. shown: number of files read."""
+        """The commands of the shortest path from folder `here` to naming a target. shown: number of
+        files read.
+        """
         read = self.walk.shown[:shown]
-        return min((shortest_path(target, here, read=target in read) for target in sorted(self.targets)), key=len)
+        return min(
+            (shortest_path(target, here, read=target in read) for target in sorted(self.targets)),
+            key=len,
+        )
 
     def _observe(self) -> Observation:
         self.commands = self.walk.commands()
@@ -448,10 +543,15 @@ class AutoExplore(Env):
         start = f"Task: {self.question}\nFolder: /{self.walk.here}\n"
         room = self.settings.prompt_tokens - count_short(start) - HEADINGS
         room -= sum(count_short(command) + 2 for command in self.commands)
-        listing, used = _listing(self.walk.folder, max(room // 2 // ROUNDING * ROUNDING, FEWEST_NAMES))
+        listing, used = _listing(
+            self.walk.folder, max(room // 2 // ROUNDING * ROUNDING, FEWEST_NAMES)
+        )
         room -= used
         self.shown_output, used = self._shorten_output(room)
-        return f"{start}Files: {listing}\nCommands: {_recent(self.history, room - used)}\nOutput:{self.shown_output}"
+        return (
+            f"{start}Files: {listing}\nCommands:"
+            f" {_recent(self.history, room - used)}\nOutput:{self.shown_output}"
+        )
 
     def _shorten_output(self, room: int) -> tuple[str, int]:
         """The last output, indented, and its tokens."""

@@ -1,8 +1,10 @@
-"""Selects the files of a repository and copies them in small pieces, from a folder, a .zip or a .tar.gz.
+"""Selects the files of a repository and copies them in small pieces, from a folder, a .zip or a
+.tar.gz.
 
-Departs from the Reflect-RL code, which drops every name that contains one of its words ("ci" in "circle.py"), reads
-whole files, and follows links. Here the words must match whole names, only one piece is in memory at a time, nothing
-outside the repository is read or written, and an archive is streamed: unsafe paths and decompression bombs are refused.
+Departs from the Reflect-RL code, which drops every name that contains one of its words ("ci" in
+"circle.py"), reads whole files, and follows links. Here the words must match whole names, only one
+piece is in memory at a time, nothing outside the repository is read or written, and an archive is
+streamed: unsafe paths and decompression bombs are refused.
 """
 
 from __future__ import annotations
@@ -28,25 +30,54 @@ from typing import IO, Any
 from reflectkit.errors import NO_ROOM, DataError
 from reflectkit.files import CACHE
 
-CODE = frozenset({".py", ".c", ".cpp", ".cxx", ".cc", ".h", ".hpp", ".hxx", ".cs", ".java", ".go", ".ipynb"})
+CODE = frozenset(
+    {".py", ".c", ".cpp", ".cxx", ".cc", ".h", ".hpp", ".hxx", ".cs", ".java", ".go", ".ipynb"}
+)
 DATA = frozenset({".csv", ".tsv"})
 SETTINGS = frozenset({".json", ".yaml", ".yml", ".toml"})
 TEXT = frozenset({".txt", ".md", ".rst"}) | SETTINGS
 SHELL = frozenset({".sh", ".bash", ".zsh"})
-KINDS = {**dict.fromkeys(CODE | SHELL, "code"), **dict.fromkeys(DATA, "data"), **dict.fromkeys(TEXT, "text")}
+KINDS = {
+    **dict.fromkeys(CODE | SHELL, "code"),
+    **dict.fromkeys(DATA, "data"),
+    **dict.fromkeys(TEXT, "text"),
+}
 ARCHIVES = (".zip", ".tar.gz", ".tgz")
 DROPPED_NAMES = frozenset(
-    {"license", "licence", "copying", "makefile", "artwork", "ci", "tests", "test", "examples", "example"}
+    {
+        "license",
+        "licence",
+        "copying",
+        "makefile",
+        "artwork",
+        "ci",
+        "tests",
+        "test",
+        "examples",
+        "example",
+    }
 )
 """Names, without suffix and in lower case, that say little about what a repository does."""
 MARKS = frozenset(
-    {".git", ".hg", "pyproject.toml", "setup.py", "setup.cfg", "package.json", "cargo.toml", "go.mod", "pom.xml"}
+    {
+        ".git",
+        ".hg",
+        "pyproject.toml",
+        "setup.py",
+        "setup.cfg",
+        "package.json",
+        "cargo.toml",
+        "go.mod",
+        "pom.xml",
+    }
 )
 """Names, in lower case, that only the root of a repository has."""
 DROPPED_ENDINGS = (".egg-info", ".dist-info")
 """Endings of the folders that packaging tools write."""
 CLUTTER = frozenset({CACHE, "__MACOSX", ".DS_Store", "Thumbs.db", "desktop.ini"})
-"""Names of what Python, macOS and Windows put next to files. It is no part of a repository, nor are names in FORKS."""
+"""Names of what Python, macOS and Windows put next to files. It is no part of a repository, nor are
+names in FORKS.
+"""
 FORKS = "._"
 """Begins the names in which macOS keeps what a file has besides its content."""
 MIN_CHARACTERS = 10
@@ -99,8 +130,15 @@ class Filtered:
     why_not: str = ""
     """Why the whole repository was refused."""
 
-    def drop(self, reason: str, path: PurePosixPath | str, sizes: Mapping[PurePosixPath, int] | None = None) -> None:
-        """Count `path` under `reason`; the first path is kept as an example. sizes: of the files that go with it."""
+    def drop(
+        self,
+        reason: str,
+        path: PurePosixPath | str,
+        sizes: Mapping[PurePosixPath, int] | None = None,
+    ) -> None:
+        """Count `path` under `reason`; the first path is kept as an example. sizes: of the files
+        that go with it.
+        """
         self.dropped[reason] += 1
         self.examples.setdefault(reason, _shown(path))
         for file, size in (sizes or {}).items():
@@ -134,7 +172,8 @@ def name_fault(name: str, is_folder: bool = False) -> str | None:
     """Why a file or folder called `name` is dropped, or None.
 
     >>> name_fault("circle.py"), name_fault("ci", is_folder=True), name_fault("LICENSE.txt")
-    (None, 'says little (licence, build, tests, examples)', 'says little (licence, build, tests, examples)')
+    (None, 'says little (licence, build, tests, examples)', 'says little (licence, build, tests,
+    examples)')
     """
     if not name or name[0] in "._":
         return "hidden or private name"
@@ -142,7 +181,12 @@ def name_fault(name: str, is_folder: bool = False) -> str | None:
         return "name that is not plain ASCII"
     stem = name.lower() if is_folder else PurePosixPath(name).stem.lower()
     packaging = is_folder and stem.endswith(DROPPED_ENDINGS)
-    if packaging or stem in DROPPED_NAMES or name.lower() == "conf.py" or stem.startswith("requirements"):
+    if (
+        packaging
+        or stem in DROPPED_NAMES
+        or name.lower() == "conf.py"
+        or stem.startswith("requirements")
+    ):
         return "says little (licence, build, tests, examples)"
     return None if is_folder or kind_of(name) else "unsupported file type"
 
@@ -150,16 +194,28 @@ def name_fault(name: str, is_folder: bool = False) -> str | None:
 def repositories(folder: Path) -> list[Path]:
     """The repositories in `folder`: its folders and archives, by name.
 
-    Raises DataError if there are none, or if `folder` is itself a repository and not one that contains others.
+    Raises DataError if there are none, or if `folder` is itself a repository and not one that
+    contains others.
     """
     if not folder.is_dir():
-        raise DataError(folder, "no such folder; put repositories (folders, .zip, .tar.gz) in it, or name another")
-    found = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and not path.is_symlink())
-    found = [path for path in found if path.is_dir() or (path.is_file() and path.name.lower().endswith(ARCHIVES))]
+        raise DataError(
+            folder,
+            "no such folder; put repositories (folders, .zip, .tar.gz) in it, or name another",
+        )
+    found = sorted(
+        path for path in folder.iterdir() if not path.name.startswith(".") and not path.is_symlink()
+    )
+    found = [
+        path
+        for path in found
+        if path.is_dir() or (path.is_file() and path.name.lower().endswith(ARCHIVES))
+    ]
 
     def mark_of(repository: Path) -> str:  # "" also for one that cannot be read
         with contextlib.suppress(OSError):
-            return next((name for name in sorted(os.listdir(repository)) if name.lower() in MARKS), "")
+            return next(
+                (name for name in sorted(os.listdir(repository)) if name.lower() in MARKS), ""
+            )
         return ""
 
     if (mark := mark_of(folder)) and not any(map(mark_of, found)):
@@ -180,12 +236,16 @@ def readable(path: Path) -> bool:
 
 def repository_name(path: Path) -> str:
     """A repository's name: its folder's, or its archive's without the suffix."""
-    suffix = next((suffix for suffix in ARCHIVES if path.name.lower().endswith(suffix) and not path.is_dir()), "")
+    suffix = next(
+        (suffix for suffix in ARCHIVES if path.name.lower().endswith(suffix) and not path.is_dir()),
+        "",
+    )
     return path.name[: len(path.name) - len(suffix)]
 
 
 def filter_repository(source: Path, target: Path, max_bytes: int) -> Filtered:
-    """Copy the selected files of `source` into the new folder `target`, which appears complete or not at all.
+    """Copy the selected files of `source` into the new folder `target`, which appears complete or
+    not at all.
 
     max_bytes: larger files are dropped.
     """
@@ -195,7 +255,9 @@ def filter_repository(source: Path, target: Path, max_bytes: int) -> Filtered:
     staging.mkdir(parents=True)
     try:
         try:
-            with contextlib.closing((_folder_files if source.is_dir() else _archive_files)(source, result)) as files:
+            with contextlib.closing(
+                (_folder_files if source.is_dir() else _archive_files)(source, result)
+            ) as files:
                 for path, size, open_file in files:
                     _copy(path, size, open_file, staging, max_bytes, result)
         except RepositoryRefusedError as error:
@@ -210,7 +272,9 @@ def filter_repository(source: Path, target: Path, max_bytes: int) -> Filtered:
         if not result.kept:
             result.why_not = "no files are left"
             for reason, count in result.dropped.most_common(1):
-                result.why_not += f"; dropped most often: {reason} ({count}, e.g. {result.examples[reason]})"
+                result.why_not += (
+                    f"; dropped most often: {reason} ({count}, e.g. {result.examples[reason]})"
+                )
         for folder, _, _ in os.walk(staging, topdown=False):
             with contextlib.suppress(OSError):  # only empty folders can be removed
                 os.rmdir(folder)
@@ -226,9 +290,16 @@ def filter_repository(source: Path, target: Path, max_bytes: int) -> Filtered:
 
 
 def _copy(
-    path: PurePosixPath, stated_size: int, open_file: Opener, staging: Path, max_bytes: int, result: Filtered
+    path: PurePosixPath,
+    stated_size: int,
+    open_file: Opener,
+    staging: Path,
+    max_bytes: int,
+    result: Filtered,
 ) -> None:
-    """Copy one file in pieces and check its content on the way; an unsuitable file is removed again."""
+    """Copy one file in pieces and check its content on the way; an unsuitable file is removed
+    again.
+    """
     target = staging / path
     decoder = codecs.getincrementaldecoder("utf-8")()
     size = characters = ascii_characters = 0
@@ -265,10 +336,12 @@ def _copy(
     result.bytes += size
 
 
-# ----------------------------------------------------------------------------------------------- folders and archives
+# -----------------------------------------------------------------------------------------------
+# folders and archives
 
 Files = Generator[tuple[PurePosixPath, int, Opener], None, None]
-"""(relative path, size in bytes as the source states it, opener) of each file with a suitable name."""
+"""(relative path, size in bytes as the source states it, opener) of each file with a suitable name.
+"""
 
 
 def _is_clutter(name: str) -> bool:
@@ -319,7 +392,9 @@ def _size(path: Path) -> int:
 
 
 def _sizes_below(root: Path, folder: PurePosixPath) -> dict[PurePosixPath, int]:
-    """The sizes of the files in `folder`, which is dropped; hidden folders and files past MEMBERS are not looked at."""
+    """The sizes of the files in `folder`, which is dropped; hidden folders and files past MEMBERS
+    are not looked at.
+    """
     sizes: dict[PurePosixPath, int] = {}
     if folder.name.startswith("."):
         return sizes
@@ -334,7 +409,9 @@ def _sizes_below(root: Path, folder: PurePosixPath) -> dict[PurePosixPath, int]:
 
 def _open_plain(name: str) -> IO[bytes]:
     """Open a regular file for reading. Raises OSError if it has been replaced by a link."""
-    number = os.open(name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    number = os.open(
+        name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    )
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
         raise OSError("not a regular file")
@@ -356,7 +433,11 @@ def _archive_files(source: Path, result: Filtered) -> Files:
                 path = PurePosixPath(*path.parts[1:])
             if is_plain is None or not path.parts or any(map(_is_clutter, path.parts)):
                 continue  # a folder, or no part of the repository
-            faults = (f"folder: {fault}" for part in path.parts[:-1] if (fault := name_fault(part, is_folder=True)))
+            faults = (
+                f"folder: {fault}"
+                for part in path.parts[:-1]
+                if (fault := name_fault(part, is_folder=True))
+            )
             if not is_plain:
                 result.drop("link or special file", name)
             elif fault := next(faults, "") or name_fault(path.name):
@@ -372,8 +453,16 @@ def _archive_files(source: Path, result: Filtered) -> Files:
 
 
 def _safe_path(name: str) -> PurePosixPath | None:
-    """The member's relative path, or None if it is absolute or has "..", a drive, a backslash or a NUL."""
-    if not name or name.startswith("/") or "\\" in name or "\0" in name or ":" in name.partition("/")[0]:
+    """The member's relative path, or None if it is absolute or has "..", a drive, a backslash or a
+    NUL.
+    """
+    if (
+        not name
+        or name.startswith("/")
+        or "\\" in name
+        or "\0" in name
+        or ":" in name.partition("/")[0]
+    ):
         return None
     path = PurePosixPath(name)
     return None if ".." in path.parts or not path.parts else path
@@ -393,14 +482,14 @@ def _top_folder(source: Path) -> str:
 
 
 Members = Generator[tuple[str, int, bool | None, Opener], None, None]
-"""(name, stated size in bytes, whether it is a plain file or None for a folder, opener) of each member; open only the
-current one.
+"""(name, stated size in bytes, whether it is a plain file or None for a folder, opener) of each
+member; open only the current one.
 """
 
 
 def _members(source: Path) -> Members:
-    """Every member of archive `source`; a .tar.gz in one pass over the stream. Raises RepositoryRefusedError for a
-    bomb.
+    """Every member of archive `source`; a .tar.gz in one pass over the stream. Raises
+    RepositoryRefusedError for a bomb.
     """
     spent = _Meter(FREE_BYTES + EXPANSION * source.stat().st_size)
     if source.name.lower().endswith(".zip"):
@@ -411,14 +500,20 @@ def _members(source: Path) -> Members:
                 kind = stat.S_IFMT(entry.external_attr >> 16)
                 name = entry.filename.replace("\\", "/")  # as Windows writes it
                 plain = None if name.endswith("/") else kind in (0, stat.S_IFREG)
-                yield name, entry.file_size, plain, lambda entry=entry: spent.watch(archive.open(entry))  # type: ignore[misc]
+                size = entry.file_size
+                yield name, size, plain, lambda entry=entry: spent.watch(archive.open(entry))  # type: ignore[misc]
         return
-    with gzip.open(source) as unpacked, tarfile.open(fileobj=spent.watch(unpacked), mode="r|") as stream:
+    with (
+        gzip.open(source) as unpacked,
+        tarfile.open(fileobj=spent.watch(unpacked), mode="r|") as stream,
+    ):
         for count, member in enumerate(stream):
             if count > MEMBERS:
                 raise RepositoryRefusedError(f"more than {MEMBERS} files")
-            spent.check(stream.offset)  # where the next member should begin; tarfile would read past the end for it
-            plain = None if member.isdir() else member.isreg() and not member.issparse()  # sparse files are bombs, too
+            # Where the next member should begin; tarfile would read past the end for it
+            spent.check(stream.offset)
+            # Sparse files are bombs, too
+            plain = None if member.isdir() else member.isreg() and not member.issparse()
             yield member.name, member.size, plain, lambda member=member: stream.extractfile(member)  # type: ignore[misc]
 
 
@@ -436,7 +531,8 @@ class _Meter:
         """Raises RepositoryRefusedError if `size`, in bytes, is past the limit."""
         if size > self.limit:
             raise RepositoryRefusedError(
-                f"unpacks to more than {self.limit >> 20} MiB, {EXPANSION} times its size; a decompression bomb?"
+                f"unpacks to more than {self.limit >> 20} MiB, {EXPANSION} times its size; a"
+                " decompression bomb?"
             )
 
 

@@ -1,8 +1,8 @@
 """An offline teacher that asks about what a file says about itself.
 
-Docstrings, comments, headings, function and class names, table headers and configuration keys become questions
-in a person's words. A question never contains the file's name, applies to only one file of the repository, and is the
-same each time.
+Docstrings, comments, headings, function and class names, table headers and configuration keys
+become questions in a person's words. A question never contains the file's name, applies to only one
+file of the repository, and is the same each time.
 """
 
 from __future__ import annotations
@@ -35,20 +35,34 @@ def _set(text: str) -> frozenset[str]:
 
 
 VERBS = _set(
-    "accept add adjust allow append apply ask assert assign attach attempt begin benchmark bind block book bring "
-    "build calculate call cancel cast change charge check choose clean clear clone close collect combine compare "
-    "compute configure connect construct convert copy count create decide declare decode decorate define delete "
-    "describe detect determine disable disallow discard dispatch display divide download draw drop dump emit enable "
-    "encode end ensure enter escape estimate evaluate execute exit expand export extend extract fetch fill filter "
-    "find finish fix flush format generate get give group handle help hide highlight hold ignore implement import "
-    "improve include indicate initialize insert install interrupt invoke join keep limit link list load log look make "
-    "manage map mark match measure merge modify mount move normalize notify open order override pad parse pass patch "
-    "perform pick plan plot prepare prepend print process produce prompt protect provide put query raise read rebuild "
-    "receive record redirect reduce refuse register reject release reload remove render reopen replace report "
-    "represent request require reset resolve restart restore resume retrieve return reverse rewind run sample save "
-    "scan schedule search select send separate serialize serve set share shorten show simulate skip sort split start "
-    "stop store strip subtract suggest sum support swap take tell test throw toggle track transform translate trigger "
-    "trim truncate try turn unpack update upgrade upload use validate verify visit wait walk warn weigh wrap write "
+    "accept add adjust allow append apply ask assert assign attach attempt begin benchmark bind"
+    " block book bring "
+    "build calculate call cancel cast change charge check choose clean clear clone close collect"
+    " combine compare "
+    "compute configure connect construct convert copy count create decide declare decode"
+    " decorate define delete "
+    "describe detect determine disable disallow discard dispatch display divide download draw"
+    " drop dump emit enable "
+    "encode end ensure enter escape estimate evaluate execute exit expand export extend extract"
+    " fetch fill filter "
+    "find finish fix flush format generate get give group handle help hide highlight hold ignore"
+    " implement import "
+    "improve include indicate initialize insert install interrupt invoke join keep limit link"
+    " list load log look make "
+    "manage map mark match measure merge modify mount move normalize notify open order override"
+    " pad parse pass patch "
+    "perform pick plan plot prepare prepend print process produce prompt protect provide put"
+    " query raise read rebuild "
+    "receive record redirect reduce refuse register reject release reload remove render reopen"
+    " replace report "
+    "represent request require reset resolve restart restore resume retrieve return reverse"
+    " rewind run sample save "
+    "scan schedule search select send separate serialize serve set share shorten show simulate"
+    " skip sort split start "
+    "stop store strip subtract suggest sum support swap take tell test throw toggle track"
+    " transform translate trigger "
+    "trim truncate try turn unpack update upgrade upload use validate verify visit wait walk"
+    " warn weigh wrap write "
     "yield"
 )
 PAST = {
@@ -59,19 +73,23 @@ PAST = {
 }  # fmt: skip
 DOUBLED = _set("cancel drop log map plan plot skip stop strip swap trim wrap")
 FINITE = _set(
-    "are aren't can can't cannot could did do does doesn't don't had has have is isn't may might must should was were "
+    "are aren't can can't cannot could did do does doesn't don't had has have is isn't may might"
+    " must should was were "
     "will won't would"
 )
 NOUN_NEXT = _set("and of or that which who whose")
 """Words that follow a noun: the "sum" of "sum of the prices" is none of the verbs."""
-CAUSES = _set("after as at before by during for from if in on once to until when whenever where with")
+CAUSES = _set(
+    "after as at before by during for from if in on once to until when whenever where with"
+)
 """Words that follow a participle: "raised if", unlike "requested file"."""
 LINKS = _set("as because if since that when where whether which while who whose")
 ASKING = _set("how what when where whether which who why")
 HALVES = _set("and by for from in of on or to with")
 """Words that a name such as `to_dict` or `proxy_manager_for` has something left out at."""
 UNITS = _set(
-    "bytes celsius cents cm days degrees eur euros g grams hours kb kg kilos km kwh litres m mb metres minutes mm "
+    "bytes celsius cents cm days degrees eur euros g grams hours kb kg kilos km kwh litres m mb"
+    " metres minutes mm "
     "months ms pct percent points px seconds tonnes usd watts weeks years"
 )
 
@@ -80,7 +98,11 @@ WHOLE = 5  # words of a sentence; a shorter one has no verb, as "Strict timeouts
 CODE, NOTES, TEXT = "code", "notes", "text"
 """Where a sentence is: in code, release notes, or another text."""
 WORDINGS: Mapping[tuple[str, str], tuple[str, ...]] = {
-    (CODE, "order"): ("Where do we {fact}?", "Where is the code to {fact}?", "Which file has the code to {fact}?"),
+    (CODE, "order"): (
+        "Where do we {fact}?",
+        "Where is the code to {fact}?",
+        "Which file has the code to {fact}?",
+    ),
     (CODE, "deed"): ("What {fact}?", "Which code {fact}?"),
     (CODE, "past"): ("What is {fact}?", "Which code is {fact}?"),
     (CODE, "sentence"): ("Where in the code does it say that {fact}?",),
@@ -98,7 +120,8 @@ WORDINGS: Mapping[tuple[str, str], tuple[str, ...]] = {
 
 
 def tidy(text: str) -> str:
-    """`text` on one line, without the marks of Markdown and reStructuredText, and without addresses.
+    """`text` on one line, without the marks of Markdown and reStructuredText, and without
+    addresses.
 
     >>> tidy("Returns a :class:`Session <a.Session>`, see [the docs](https://x.org) and {func}`clear` *now*.")
     'Returns a Session, see the docs and clear now'
@@ -106,8 +129,17 @@ def tidy(text: str) -> str:
     flat = re.sub(r"!?\[([^\[\]]*)\]\([^()]*\)", r"\1", " ".join(text.split()))
     flat = re.sub(r":[a-zA-Z]+(?::[a-zA-Z]+)*:`|\{[a-zA-Z:-]+\}`", "`", flat)
     flat = re.sub(r"`~?([^`<>]*?)\s*<[^`<>]*>`_*", r"\1", flat)
-    flat = re.sub(r"(?<![\w*])\*{1,2}(\w[^*]*)\*{1,2}(?![\w*])", r"\1", flat.replace("`~", "`").replace("`", ""))
-    flat = re.sub(r"\s*\((?:pull |issue )?#\d+\)|</?[a-zA-Z][^<>]*>|\s*\(?https?://\S+", "", flat, flags=re.IGNORECASE)
+    flat = re.sub(
+        r"(?<![\w*])\*{1,2}(\w[^*]*)\*{1,2}(?![\w*])",
+        r"\1",
+        flat.replace("`~", "`").replace("`", ""),
+    )
+    flat = re.sub(
+        r"\s*\((?:pull |issue )?#\d+\)|</?[a-zA-Z][^<>]*>|\s*\(?https?://\S+",
+        "",
+        flat,
+        flags=re.IGNORECASE,
+    )
     return flat.strip(" .:;,*#\"'")
 
 
@@ -122,8 +154,8 @@ def spelled(name: str) -> str:
 
 
 def shape_of(text: str, *, release_notes: bool = False) -> str:
-    """The grammar of `text`: order ("return a fee"), deed ("returns a fee"), past ("raised if", in release notes also
-    "added a fee"), sentence, question or thing.
+    """The grammar of `text`: order ("return a fee"), deed ("returns a fee"), past ("raised if", in
+    release notes also "added a fee"), sentence, question or thing.
 
     >>> [shape_of(text) for text in ("sum up the fees", "sums up the fees", "the sum of the fees", "fees are due")]
     ['order', 'deed', 'thing', 'sentence']
@@ -149,9 +181,9 @@ def shape_of(text: str, *, release_notes: bool = False) -> str:
 def worded(kind: str, fact: str, place: str, chance: random.Random) -> str:
     """A question that is answered by the file which says `fact`.
 
-    place: what kind of file it is: `CODE`, `NOTES` or `TEXT`. kind: what the fact is: "does" or "about" (all or part of
-    a sentence), "says" (a whole sentence), "name" and "class" (of a definition), "heading", "columns", "row", "key",
-    "switch" (a key that is on or off).
+    place: what kind of file it is: `CODE`, `NOTES` or `TEXT`. kind: what the fact is: "does" or
+    "about" (all or part of a sentence), "says" (a whole sentence), "name" and "class" (of a
+    definition), "heading", "columns", "row", "key", "switch" (a key that is on or off).
     """
     wordings: tuple[str, ...]
     done = ""
@@ -172,7 +204,11 @@ def worded(kind: str, fact: str, place: str, chance: random.Random) -> str:
             noun = (most or [last])[-1]
         fact = f"{head} of the {owner}" if of else head
         verb = "are" if is_plural(noun) else "is"
-        wordings = (f"Where {verb} the {{fact}} set?", "Which settings have the {fact}?", "Where do we set the {fact}?")
+        wordings = (
+            f"Where {verb} the {{fact}} set?",
+            "Which settings have the {fact}?",
+            "Where do we set the {fact}?",
+        )
     elif kind in ("name", "class"):
         first, *_, last = [*fact.split(), fact.split()[-1]]
         if first in ("is", "has", "can", "should"):
@@ -185,7 +221,10 @@ def worded(kind: str, fact: str, place: str, chance: random.Random) -> str:
             wordings = ("Where do we {fact}?", "Where is the code to {fact}?")
         else:
             verb = "are" if is_plural(last) else "is"
-            wordings = (f"Where {verb} the {{fact}} worked out?", "Where is the code for the {fact}?")
+            wordings = (
+                f"Where {verb} the {{fact}} worked out?",
+                "Where is the code for the {fact}?",
+            )
     else:
         if kind == "heading":
             fact, place = _sentence_case(fact), TEXT
@@ -195,7 +234,9 @@ def worded(kind: str, fact: str, place: str, chance: random.Random) -> str:
         if place == TEXT and shape == "past":
             shape = "thing"
         parts = fact.lower().split()
-        is_long = kind == "says" and place != CODE and len(parts) >= WHOLE and LINKS.isdisjoint(parts)
+        is_long = (
+            kind == "says" and place != CODE and len(parts) >= WHOLE and LINKS.isdisjoint(parts)
+        )
         if shape == "thing" and is_long:
             shape = "sentence"
         wordings = WORDINGS.get((place, shape)) or WORDINGS[TEXT, shape]
@@ -205,13 +246,17 @@ def worded(kind: str, fact: str, place: str, chance: random.Random) -> str:
 
 
 def _sentence_case(heading: str) -> str:
-    """`heading` in lower case if it is in Title Case or capitals; acronyms and names with capitals inside stay."""
+    """`heading` in lower case if it is in Title Case or capitals; acronyms and names with capitals
+    inside stay.
+    """
     if heading.isupper():
         return heading.lower()
     parts = heading.split()
     long = [part for part in parts[1:] if len(part) > 3]
     if long and all(part[:1].isupper() or not part[:1].isalpha() for part in long):
-        parts = [part.lower() if re.fullmatch(r"\W*[A-Z][a-z'-]*\W*", part) else part for part in parts]
+        parts = [
+            part.lower() if re.fullmatch(r"\W*[A-Z][a-z'-]*\W*", part) else part for part in parts
+        ]
     return " ".join(parts)
 
 
@@ -254,7 +299,10 @@ DEFINITION = re.compile(
 FENCED = re.compile(r"^ {0,3}(```|~~~).*?^ {0,3}\1[^\n]*$", re.MULTILINE | re.DOTALL)
 """Code in Markdown, whose comments are no headings."""
 PYTHON_DEFINITION = re.compile(r"^\s*(?:async\s+)?(?:def|class)\s+(?P<name>[A-Za-z]\w*)")
-KEYWORDS = _set("if for while switch return else catch foreach using sizeof case do throw new range defer go select")
+KEYWORDS = _set(
+    "if for while switch return else catch foreach using sizeof case do throw new range"
+    " defer go select"
+)
 NOTES_OF = _set("changelog changes history news releases whatsnew")
 """Names of release notes."""
 CONTINUED = _set("and but e.g i.e nor note or see so then todo")
@@ -263,7 +311,9 @@ CONTINUED = _set("and but e.g i.e nor note or see so then todo")
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """Something that a file says. kind: see `worded`. text: for the question. answer: what the file says."""
+    """Something that a file says. kind: see `worded`. text: for the question. answer: what the file
+    says.
+    """
 
     kind: str
     text: str
@@ -279,7 +329,10 @@ def ask(
     two files are used for neither. Wording and selection depend only on the repository, the path
     and the text.
     """
-    facts = {path: {_key(fact): fact for fact in _usable_facts(path, files[path])} for path in sorted(files)}
+    facts = {
+        path: {_key(fact): fact for fact in _usable_facts(path, files[path])}
+        for path in sorted(files)
+    }
     holders = Counter(key for in_file in facts.values() for key in in_file)
     questions: dict[str, list[FileQuestion]] = {}
     for path, in_file in facts.items():
@@ -292,7 +345,8 @@ def ask(
         for same in by_kind.values():
             chance.shuffle(same)
         chosen: list[Statement] = []
-        while len(chosen) < per_file and any(by_kind.values()):  # spread over as many kinds as possible
+        # Spread over as many kinds as possible
+        while len(chosen) < per_file and any(by_kind.values()):
             chosen += [same.pop() for same in by_kind.values() if same]
         place = NOTES if PurePosixPath(path).stem.lower() in NOTES_OF else TEXT
         place = CODE if kind_of(path) == "code" else place
@@ -305,7 +359,8 @@ def ask(
 
 
 def leaks(question: str, path: str) -> bool:
-    """Whether `question` quotes the name of file `path`: the name itself, or all of its stem's words in a row.
+    """Whether `question` quotes the name of file `path`: the name itself, or all of its stem's
+    words in a row.
 
     >>> leaks("Where are late fees set?", "app/late_fees.py")
     True
@@ -314,7 +369,9 @@ def leaks(question: str, path: str) -> bool:
     """
     name = PurePosixPath(path)
     stem = " ".join(words(name.stem))
-    return name.name.lower() in question.lower() or (bool(stem) and f" {stem} " in f" {' '.join(words(question))} ")
+    return name.name.lower() in question.lower() or (
+        bool(stem) and f" {stem} " in f" {' '.join(words(question))} "
+    )
 
 
 def _key(fact: Statement) -> tuple[str, ...]:
@@ -322,8 +379,8 @@ def _key(fact: Statement) -> tuple[str, ...]:
 
 
 def _usable_facts(path: str, text: str) -> Iterator[Statement]:
-    """The facts of one file that have enough distinctive words, are not the rest of something, and close what they
-    open.
+    """The facts of one file that have enough distinctive words, are not the rest of something, and
+    close what they open.
     """
     stem = set(keywords(" ".join(words(PurePosixPath(path).stem))))
     low, high = WORDS_IN_QUESTION
@@ -365,22 +422,29 @@ def _python(text: str) -> Iterator[Statement]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about invalid escape sequences in the file
             tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # such as that of a text that is cut
+    # Such as that of a text that is cut
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         yield from _code(text, PYTHON_DEFINITION)
         return
     if documented := ast.get_docstring(tree):
         yield Statement("about", _lowered(_sentence(documented)), _sentence(documented))
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+        if isinstance(
+            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        ) and not node.name.startswith("_"):
             documented = ast.get_docstring(node)
             if documented:
-                yield Statement("does", _lowered(_sentence(documented)), f"{node.name}: {_sentence(documented)}")
+                yield Statement(
+                    "does", _lowered(_sentence(documented)), f"{node.name}: {_sentence(documented)}"
+                )
             kind = "class" if isinstance(node, ast.ClassDef) else "name"
             yield Statement(kind, spelled(node.name), f"{node.name}, in line {node.lineno}")
 
 
 def _code(text: str, definitions: re.Pattern[str] = DEFINITION) -> Iterator[Statement]:
-    """Comments above definitions, and the definitions' names, in shell scripts and languages with braces."""
+    """Comments above definitions, and the definitions' names, in shell scripts and languages with
+    braces.
+    """
     comment: list[str] = []
     first = True
     for line in text.splitlines():
@@ -393,7 +457,9 @@ def _code(text: str, definitions: re.Pattern[str] = DEFINITION) -> Iterator[Stat
             comment.append(re.sub(r"</?\w+>", "", bare).strip("/*#! ").strip())
             continue
         definition = definitions.match(line) if len(line) <= LONGEST_LINE else None
-        sentence = _sentence(" ".join(part for part in comment if part and not part.startswith("@")))
+        sentence = _sentence(
+            " ".join(part for part in comment if part and not part.startswith("@"))
+        )
         if sentence and first and bare:
             yield Statement("about", _lowered(sentence), sentence)
         elif definition and definition["name"] not in KEYWORDS and not bare.endswith(";"):
@@ -408,16 +474,24 @@ def _code(text: str, definitions: re.Pattern[str] = DEFINITION) -> Iterator[Stat
 
 
 def _headings(text: str) -> Iterator[Statement]:
-    """Headings in Markdown (`#`) and reStructuredText (underlined), with the text below them as the answer."""
+    """Headings in Markdown (`#`) and reStructuredText (underlined), with the text below them as the
+    answer.
+    """
     lines = FENCED.sub("", text).splitlines()
     for index, line in enumerate(lines):
         following = lines[index + 1].strip() if index + 1 < len(lines) else ""
         below = " ".join(
-            part.strip() for part in lines[index + 1 : index + 12] if re.search(r"\w", part) and part[0] != "#"
+            part.strip()
+            for part in lines[index + 1 : index + 12]
+            if re.search(r"\w", part) and part[0] != "#"
         )
         if marked := re.match(r"#{1,6}\s+(.+)", line):
             yield Statement("heading", _lowered(marked[1]), _sentence(below))
-        elif line.strip() and len(following) >= len(line.strip()) > 3 and re.fullmatch(r"[=\-~^\"'+#*]+", following):
+        elif (
+            line.strip()
+            and len(following) >= len(line.strip()) > 3
+            and re.fullmatch(r"[=\-~^\"'+#*]+", following)
+        ):
             yield Statement("heading", _lowered(line), _sentence(below))
         elif match := re.match(r"\s*[-*]\s+(\w.{12,90}?)[:.](?:\s|$)", line):
             entry = line.strip(" -*")
@@ -438,14 +512,18 @@ def _kind_said(text: str, beginning: str) -> str:
 
 def _table(text: str, separator: str) -> Iterator[Statement]:
     try:
-        header, *rows = list(itertools.islice(csv.reader(io.StringIO(text), delimiter=separator), 40)) or [[]]
+        header, *rows = list(
+            itertools.islice(csv.reader(io.StringIO(text), delimiter=separator), 40)
+        ) or [[]]
     except csv.Error:
         return
     columns = [spelled(name) for name in header if words(name)]
     for start in range(max(1, len(columns) - 2)):
         *part, last = columns[start : start + 3] or [""]
         if part:
-            yield Statement("columns", f"{', '.join(part)} and {last}", f"columns: {', '.join(header)}")
+            yield Statement(
+                "columns", f"{', '.join(part)} and {last}", f"columns: {', '.join(header)}"
+            )
     for row in rows:
         cells = [cell.strip() for cell in row if re.search(r"[A-Za-z]{4}", cell) and len(cell) < 40]
         if len(row) == len(header) and cells:
@@ -475,7 +553,11 @@ def _keys(value: Any, above: tuple[str, ...]) -> Iterator[Statement]:
         if isinstance(inside, dict | list):
             yield from _keys(inside, path)
         elif path[-1]:
-            fact = path[-1] if len(path[-1].split()) > 1 or len(path) < 2 else f"{path[-1]} of {path[-2]}"
+            fact = (
+                path[-1]
+                if len(path[-1].split()) > 1 or len(path) < 2
+                else f"{path[-1]} of {path[-2]}"
+            )
             kind = "switch" if str(inside).lower() in ("true", "false") else "key"
             yield Statement(kind, fact, f"{key}: {inside}"[:200])
 

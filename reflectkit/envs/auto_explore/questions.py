@@ -1,8 +1,9 @@
-"""Questions about files: the original toolkit's records, read, checked, merged and written in its own field names.
+"""Questions about files: the original toolkit's records, read, checked, merged and written in its
+own field names.
 
-A record is `{question, answer, optimal_path, filename, root, n_level, model, trajectories}`. Records written here also
-have an `id`, which the original's need not have. In the pipeline, a question is a `Task` of env "auto_explore": its
-level is the depth and its group the repository.
+A record is `{question, answer, optimal_path, filename, root, n_level, model, trajectories}`.
+Records written here also have an `id`, which the original's need not have. In the pipeline, a
+question is a `Task` of env "auto_explore": its level is the depth and its group the repository.
 """
 
 from __future__ import annotations
@@ -45,7 +46,15 @@ class FileQuestion:
     @classmethod
     def about(cls, root: str, filename: str, question: str, answer: str, model: str) -> Self:
         """A question about file `filename`, with the path to it."""
-        return cls(question, filename, root, answer, tuple(shortest_path(filename)[:-1]), filename.count("/"), model)
+        return cls(
+            question,
+            filename,
+            root,
+            answer,
+            tuple(shortest_path(filename)[:-1]),
+            filename.count("/"),
+            model,
+        )
 
     @property
     def id(self) -> str:
@@ -56,7 +65,9 @@ class FileQuestion:
 
 def to_json(question: FileQuestion) -> dict[str, Any]:
     """The record that `gen-task` and `filter-task` write."""
-    return {name: getattr(question, name) for name in OWN} | {"optimal_path": list(question.optimal_path)}
+    return {name: getattr(question, name) for name in OWN} | {
+        "optimal_path": list(question.optimal_path)
+    }
 
 
 def read_question(value: object, where: Path | str) -> FileQuestion:
@@ -67,15 +78,21 @@ def read_question(value: object, where: Path | str) -> FileQuestion:
 
 
 def from_record(value: object, where: Path | str) -> object:
-    """A record in the original's layout, converted to `id, env, level, group, data, trajectories`; others unchanged."""
+    """A record in the original's layout, converted to `id, env, level, group, data, trajectories`;
+    others unchanged.
+    """
     if not isinstance(value, Mapping) or "data" in value or "question" not in value:
         return value
     question = read_question(value, where)
     demonstrations = value.get("trajectories") or []
-    if not isinstance(demonstrations, list) or not all(isinstance(item, Mapping) for item in demonstrations):
+    if not isinstance(demonstrations, list) or not all(
+        isinstance(item, Mapping) for item in demonstrations
+    ):
         raise DataError(where, "expected a list of objects", field="trajectories")
     data = to_json(question)
-    if answers := sorted({name for item in demonstrations if (name := plain_path(item.get("filename")))}):
+    if answers := sorted(
+        {name for item in demonstrations if (name := plain_path(item.get("filename")))}
+    ):
         data["teacher_answers"] = answers
     return {
         "id": value.get("id", question.id),
@@ -83,18 +100,25 @@ def from_record(value: object, where: Path | str) -> object:
         "level": str(question.filename.count("/")),
         "group": question.root,
         "data": data,
-        "trajectories": [_demonstration(dict(item), number) for number, item in enumerate(demonstrations)],
+        "trajectories": [
+            _demonstration(dict(item), number) for number, item in enumerate(demonstrations)
+        ],
     }
 
 
 def to_record(task: Task, trajectories: list[dict[str, Any]]) -> dict[str, Any]:
     """The record of a task in the original's layout."""
-    return {"id": task.id, **{name: task.data.get(name) for name in OWN}, "trajectories": trajectories}
+    return {
+        "id": task.id,
+        **{name: task.data.get(name) for name in OWN},
+        "trajectories": trajectories,
+    }
 
 
 def _demonstration(item: dict[str, Any], number: int) -> dict[str, Any]:
-    """A demonstration in the original's layout, with its steps marked; a negative ends with the correction. `ls`, which
-    is no action here, is left out, and `id FILE` follows a final `cat FILE`.
+    """A demonstration in the original's layout, with its steps marked; a negative ends with the
+    correction. `ls`, which is no action here, is left out, and `id FILE` follows a final `cat
+    FILE`.
     """
     item = {"model_name": "", "seed": 0, "info": f"positive{number}"} | item
     item["filename"] = plain_path(item.get("filename"))
@@ -102,7 +126,9 @@ def _demonstration(item: dict[str, Any], number: int) -> dict[str, Any]:
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         return item
     for step in steps:
-        step["cmd"] = normal_command(step["cmd"]) if isinstance(step.get("cmd"), str) else step.get("cmd")
+        step["cmd"] = (
+            normal_command(step["cmd"]) if isinstance(step.get("cmd"), str) else step.get("cmd")
+        )
         step["reflection"] = step.get("reflection") or ""
     steps = item["trajectory"] = [step for step in steps if step["cmd"] not in ("ls", "ls .")]
     negative = str(item["info"]).startswith("negative")
@@ -133,7 +159,9 @@ def normal_command(command: str) -> str:
 
 
 def normal_path(commands: tuple[str, ...]) -> tuple[str, ...]:
-    """A path without `ls`, with commands as the env offers them, and `id FILE` after a final `cat FILE`."""
+    """A path without `ls`, with commands as the env offers them, and `id FILE` after a final `cat
+    FILE`.
+    """
     path = [normal_command(command) for command in commands if command.strip() != "ls"]
     if path and path[-1].startswith("cat "):
         path.append("id" + path[-1][3:])
@@ -141,8 +169,9 @@ def normal_path(commands: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def found_by_words(questions: Sequence[FileQuestion], files: Mapping[str, str]) -> int:
-    """Number of `questions` whose keywords rank their own file first among `files` (path → text), before all others: a
-    measure of how much like quotations they are. By BM25 of the texts, not of their names.
+    """Number of `questions` whose keywords rank their own file first among `files` (path → text),
+    before all others: a measure of how much like quotations they are. By BM25 of the texts, not of
+    their names.
     """
     paths = sorted(files)
     words = [keywords(files[path]) for path in paths]
@@ -154,5 +183,7 @@ def found_by_words(questions: Sequence[FileQuestion], files: Mapping[str, str]) 
         asked = keywords(question.question)
         scores = dict(zip(paths, map(float, index.get_scores(asked)), strict=True)) if asked else {}
         own = scores.get(question.filename, 0.0)
-        found += own > 0 and all(score < own for path, score in scores.items() if path != question.filename)
+        found += own > 0 and all(
+            score < own for path, score in scores.items() if path != question.filename
+        )
     return found

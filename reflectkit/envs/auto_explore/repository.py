@@ -1,7 +1,9 @@
-"""A repository as an immutable tree, and walks through it: no shell, no copies, no name that leads out of it.
+"""A repository as an immutable tree, and walks through it: no shell, no copies, no name that leads
+out of it.
 
-A tree is read once and shared by all episodes; texts are read on demand, of large files only the two ends. Departs from
-the Reflect-RL code, which copied the repository for each episode and ran shell commands in the copy.
+A tree is read once and shared by all episodes; texts are read on demand, of large files only the
+two ends. Departs from the Reflect-RL code, which copied the repository for each episode and ran
+shell commands in the copy.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ MOST_COMMANDS = 252
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Folder:
-    """One folder. path: from the root, "" for the root itself. folders, files: names in it, sorted. Equal only to
-    itself.
+    """One folder. path: from the root, "" for the root itself. folders, files: names in it, sorted.
+    Equal only to itself.
     """
 
     path: str
@@ -38,14 +40,17 @@ class Folder:
 
 
 class Repository:
-    """The tree below `root`, without hidden files and links. folders: by path. sizes: bytes of each file by path."""
+    """The tree below `root`, without hidden files and links. folders: by path. sizes: bytes of each
+    file by path.
+    """
 
     def __init__(self, root: Path, folders: Mapping[str, Folder], sizes: Mapping[str, int]) -> None:
         self.root, self.folders, self.sizes = root, folders, sizes
         self.memo: dict[Any, Any] = {}  # cache for results derived from these files
 
     def view(self, path: str, budget: int) -> str | None:
-        """The text of file `path`; only both ends if it has over `budget` tokens; None if it cannot be read.
+        """The text of file `path`; only both ends if it has over `budget` tokens; None if it cannot
+        be read.
 
         Raises KeyError if the repository has no such file.
         """
@@ -57,17 +62,21 @@ class Repository:
 
 
 def open_repository(root: Path) -> Repository:
-    """The repository in folder `root`; read once a process, unless the folder was replaced since. Raises DataError: no
-    such folder, or more than 200,000 files.
+    """The repository in folder `root`; read once a process, unless the folder was replaced since.
+    Raises DataError: no such folder, or more than 200,000 files.
     """
     if not root.is_dir():
-        raise DataError(root, "no such repository; run `reflectkit filter-repo`, or give --repos-dir")
+        raise DataError(
+            root, "no such repository; run `reflectkit filter-repo`, or give --repos-dir"
+        )
     status = root.stat()
     return _open(str(root), status.st_ino, status.st_mtime_ns)
 
 
 def find_repository(folder: Path, name: str) -> Repository:
-    """The repository called `name` in `folder`. Raises DataError for a name that leads elsewhere, or is not there."""
+    """The repository called `name` in `folder`. Raises DataError for a name that leads elsewhere,
+    or is not there.
+    """
     if name in ("", ".", "..") or not set(name).isdisjoint("/\\\0"):
         raise DataError(folder, f"a repository's name was expected, not {name!r:.80}", field="root")
     return open_repository(folder / name)
@@ -108,7 +117,10 @@ def _read(root: Path, path: str, budget: int) -> str | None:
         return None  # a folder on the path has become a link
     try:
         with open(
-            os.open(full, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)), "rb"
+            os.open(
+                full, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+            ),
+            "rb",
         ) as file:
             content = file.read(READ_WHOLE + 1)
             if len(content) <= READ_WHOLE:
@@ -116,16 +128,21 @@ def _read(root: Path, path: str, budget: int) -> str | None:
             else:
                 file.seek(-READ_WHOLE // 2, io.SEEK_END)
                 ends = content[: READ_WHOLE // 2], file.read(READ_WHOLE // 2)
-                text = LEFT_OUT.join(part.decode("utf-8", "ignore") for part in ends)  # a character may be cut in two
+                # A character may be cut in two
+                text = LEFT_OUT.join(part.decode("utf-8", "ignore") for part in ends)
     except (OSError, UnicodeDecodeError):
         return None
     if path.endswith(".ipynb"):
         text = notebook_source(text) or text
     # without the control characters, which a terminal obeys
-    return shorten("".join(character for character in text if character in "\n\t" or character.isprintable()), budget)
+    return shorten(
+        "".join(character for character in text if character in "\n\t" or character.isprintable()),
+        budget,
+    )
 
 
-# -------------------------------------------------------------------------------------------------------------- walks
+# --------------------------------------------------------------------------------------------------------------
+# walks
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +157,13 @@ class Output:
 class Walk:
     """A walk through a repository with `cd`, `cat` and `id`.
 
-    budget: tokens that `cat` shows of a file. hidden: whether a file (by its path) is left out of this walk.
+    budget: tokens that `cat` shows of a file. hidden: whether a file (by its path) is left out of
+    this walk.
     """
 
-    def __init__(self, repository: Repository, budget: int, hidden: Callable[[str], bool] | None = None) -> None:
+    def __init__(
+        self, repository: Repository, budget: int, hidden: Callable[[str], bool] | None = None
+    ) -> None:
         self.repository, self.budget, self.hidden = repository, budget, hidden
         self.here = ""
         """Path of the current folder."""
@@ -167,17 +187,27 @@ class Walk:
         return f"{self.here}/{name}" if self.here else name
 
     def commands(self) -> tuple[str, ...]:
-        """The commands on offer, at most as many as there are labels: `cd ..`, `cd DIR`, then for each file `cat` and
-        `id`.
+        """The commands on offer, at most as many as there are labels: `cd ..`, `cd DIR`, then for
+        each file `cat` and `id`.
 
-        A file that was shown is not offered to `cat` again. In a crowded folder the last files are not offered.
+        A file that was shown is not offered to `cat` again. In a crowded folder the last files are
+        not offered.
         """
         every = _commands(self.folder, bool(self.here))
-        shown_here = {f"cat {os.path.basename(path)}" for path in self.shown if os.path.dirname(path) == self.here}
-        return tuple(command for command in every if command not in shown_here) if shown_here else every
+        shown_here = {
+            f"cat {os.path.basename(path)}"
+            for path in self.shown
+            if os.path.dirname(path) == self.here
+        }
+        return (
+            tuple(command for command in every if command not in shown_here)
+            if shown_here
+            else every
+        )
 
     def run(self, command: str) -> Output | str:
-        """Perform one command line: the path that `id` names, or the output of the others. Raises IllegalActionError.
+        """Perform one command line: the path that `id` names, or the output of the others. Raises
+        IllegalActionError.
 
         A file that can no longer be read is an error in the output, an empty file a warning.
         """
@@ -189,7 +219,11 @@ class Walk:
         if verb == "cd" and name in self.folder.folders:
             self.here = path
             return Output()
-        if verb not in ("cat", "id") or name not in self.folder.files or (verb == "cat" and path in self.shown):
+        if (
+            verb not in ("cat", "id")
+            or name not in self.folder.files
+            or (verb == "cat" and path in self.shown)
+        ):
             raise IllegalActionError(f"cannot {command!r:.80} in /{self.here}")
         if verb == "id":
             return path
@@ -205,24 +239,33 @@ def _commands(folder: Folder, can_go_up: bool) -> tuple[str, ...]:
     ways = [UP] * can_go_up + [f"cd {name}" for name in folder.folders]
     room = max(0, MOST_COMMANDS - len(ways)) // 2
     files = folder.files[:room]
-    return tuple([*ways, *(f"cat {name}" for name in files), *(f"id {name}" for name in files)][:MOST_COMMANDS])
+    return tuple(
+        [*ways, *(f"cat {name}" for name in files), *(f"id {name}" for name in files)][
+            :MOST_COMMANDS
+        ]
+    )
 
 
 def shortest_path(target: str, here: str = "", *, read: bool = False) -> list[str]:
-    """The commands from folder `here` that read file `target` and name it. read: whether it was read before.
+    """The commands from folder `here` that read file `target` and name it. read: whether it was
+    read before.
 
     >>> shortest_path("app/rules/fees.py")
     ['cd app', 'cd rules', 'cat fees.py', 'id fees.py']
     """
     *folders, name = target.split("/")
     current = here.split("/") if here else []
-    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(folders, current, strict=False)))
+    common = sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(folders, current, strict=False))
+    )
     ways = [UP] * (len(current) - common) + [f"cd {folder}" for folder in folders[common:]]
     return [*ways, *([] if read else [f"cat {name}"]), f"id {name}"]
 
 
 def offered(repository: Repository, path: str) -> bool:
-    """Whether file `path` can be reached and named by commands that are offered; folders can be too crowded."""
+    """Whether file `path` can be reached and named by commands that are offered; folders can be too
+    crowded.
+    """
     walk = Walk(repository, budget=1)
     for command in shortest_path(path, read=True):
         if walk.here not in repository.folders or command not in walk.commands():

@@ -1,11 +1,14 @@
-"""BeelineBench: rank the open states of a best-first search, in a domain of the package beelinebench.
+"""BeelineBench: rank the open states of a best-first search, in a domain of the package
+beelinebench.
 
-Departs from the package: only trials from 10,000 on are played, since 1 to 100 are the benchmark and its own harness
-plays these; an episode ends at the horizon, where the harness goes on to 2,500 states. Forced choices, the limit of the
-open states, the random order of the options and the words are the package's.
+Departs from the package: only trials from 10,000 on are played, since 1 to 100 are the benchmark
+and its own harness plays these; an episode ends at the horizon, where the harness goes on to 2,500
+states. Forced choices, the limit of the open states, the random order of the options and the words
+are the package's.
 
 Observation
-    Task, goal and context as JSON, and the instructions: the question that the harness asks in System One's protocol.
+    Task, goal and context as JSON, and the instructions: the question that the harness asks in
+    System One's protocol.
 Choices
     The open states, 2 to 255, in random order. A step explores one, and its neighbours become open.
 Reward
@@ -25,7 +28,16 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from reflectkit.config import Config, option
-from reflectkit.env import Action, Env, StepResult, Taskset, Teacher, check_choice, check_task, task_int
+from reflectkit.env import (
+    Action,
+    Env,
+    StepResult,
+    Taskset,
+    Teacher,
+    check_choice,
+    check_task,
+    task_int,
+)
 from reflectkit.errors import ConfigError, unknown_name
 from reflectkit.jsonl import dumps
 from reflectkit.text import pluralize
@@ -36,7 +48,10 @@ DOWNLOADED = ("word_ladder", "wikispeedia")
 FIRST_TRIAL = 10_000
 LAST_TRIAL = 10**9
 HEURISTIC = "heuristic"
-COMMENTS = ("The nearest open state is {} from the goal.", "From the best of them the goal is {} away.")
+COMMENTS = (
+    "The nearest open state is {} from the goal.",
+    "From the best of them the goal is {} away.",
+)
 NO_WAY = "No open state leads to the goal."
 
 
@@ -44,7 +59,10 @@ class BeelineSettings(Config):
     """The env's settings."""
 
     trials: int = option(
-        2000, help=f"Number of problems: so many trials from {FIRST_TRIAL:,} on.", ge=1, le=LAST_TRIAL - FIRST_TRIAL
+        2000,
+        help=f"Number of problems: so many trials from {FIRST_TRIAL:,} on.",
+        ge=1,
+        le=LAST_TRIAL - FIRST_TRIAL,
     )
 
 
@@ -115,7 +133,9 @@ class Beeline(Env):
     domain: ClassVar[str]
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Begin a trial. Raises DataError for another env's task, and for a trial below FIRST_TRIAL."""
+        """Begin a trial. Raises DataError for another env's task, and for a trial below
+        FIRST_TRIAL.
+        """
         from beelinebench.jev import INSTRUCTIONS, TASK
         from beelinebench.rng import Draws
 
@@ -147,7 +167,9 @@ class Beeline(Env):
         reached = self._explore(self._open.index(chosen)) or self._explore_forced()
         score = (self._trial.shortest + 1) / (self.explored if reached else self._most_explored)
         over = reached or not self._open
-        info: dict[str, Any] = {"last_figures": {"explored": self.explored, "log_score": math.log(score)}}
+        info: dict[str, Any] = {
+            "last_figures": {"explored": self.explored, "log_score": math.log(score)}
+        }
         if over:
             info["success"] = reached
         return StepResult(self._observe(), score if reached else 0.0, over, info=info)
@@ -202,7 +224,14 @@ def env_of(domain: str) -> type[Env]:
     if domain not in DOMAINS:
         raise unknown_name("domain of beeline", domain, DOMAINS)
     if find_spec("beelinebench") is None:
-        raise ConfigError(f"--env beeline:{domain} needs beelinebench; run pip install 'reflectkit[beeline]'")
+        raise ConfigError(
+            f"--env beeline:{domain} needs beelinebench; run pip install 'reflectkit[beeline]'"
+        )
     title = f"beeline-{domain}"
-    attributes = {"name": title, "domain": domain, "__doc__": Beeline.__doc__, "__module__": Beeline.__module__}
+    attributes = {
+        "name": title,
+        "domain": domain,
+        "__doc__": Beeline.__doc__,
+        "__module__": Beeline.__module__,
+    }
     return type(title, (Beeline,), attributes)

@@ -1,8 +1,9 @@
-"""Trials of the installed beelinebench package, with the fewest moves from each of their states to the goal.
+"""Trials of the installed beelinebench package, with the fewest moves from each of their states to
+the goal.
 
-Trials and distances are the package's. It makes some of them slowly, and these are made in another way here: the states
-of the 8-puzzle have one table of distances, Blocksworld has one for each shape of the goal, and boards of Rush Hour are
-searched by whole arrays of states.
+Trials and distances are the package's. It makes some of them slowly, and these are made in another
+way here: the states of the 8-puzzle have one table of distances, Blocksworld has one for each shape
+of the goal, and boards of Rush Hour are searched by whole arrays of states.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def trial_of(domain: str, number: int) -> Trial:
     """Trial `number` of `domain`, as the package draws it."""
     settings = rules().domains[domain]
     if domain == "rush_hour":
-        return _rush_hour_trial(number, vehicles=settings["vehicles"], min_moves=settings["min_moves"])
+        return _rush_hour_trial(
+            number, vehicles=settings["vehicles"], min_moves=settings["min_moves"]
+        )
     problem = MODULES[domain].problem(number, **settings)
     if domain == "tiles":
         return Trial(problem, _tile_distances().__getitem__)
@@ -76,7 +79,9 @@ def _looked_up(distances: Mapping[Hashable, int], state: Hashable) -> float:
 @cache
 def _tile_distances() -> dict[Hashable, int]:
     """Of every board that can be solved; all trials have the same goal, and moves can be undone."""
-    table: dict[Hashable, int] = distances_to_goal(start=tiles.SOLVED, moves=tiles.slide, solved=tiles.is_solved)
+    table: dict[Hashable, int] = distances_to_goal(
+        start=tiles.SOLVED, moves=tiles.slide, solved=tiles.is_solved
+    )
     return table
 
 
@@ -101,7 +106,9 @@ def _canonical_goal(problem: Problem) -> tuple[tuple[int, ...], dict[str, int]]:
     solved: Any = problem.solved
     (goal,) = solved.args
     towers = _towers(goal)
-    numbers = {block: number for number, block in enumerate(block for tower in towers for block in tower)}
+    numbers = {
+        block: number for number, block in enumerate(block for tower in towers for block in tower)
+    }
     return tuple(map(len, towers)), numbers
 
 
@@ -119,20 +126,26 @@ def _encoded(state: frozenset[str], numbers: Mapping[str, int]) -> bytes:
 
 @cache
 def _blocks_table(heights: tuple[int, ...]) -> dict[bytes, int]:
-    """The fewest moves to the goal with towers of these heights, of every encoded state. Moves can be undone."""
+    """The fewest moves to the goal with towers of these heights, of every encoded state. Moves can
+    be undone.
+    """
     blocks = sum(heights)
     names = iter(f"b{number}" for number in range(1, blocks + 1))
     towers = [[next(names) for _ in range(height)] for height in heights]
     goal = frozenset(blocksworld.tower_facts(towers))
     state = goal | {f"(clear {tower[-1]})" for tower in towers} | {"(handempty)"}
     found: Any = distances_to_goal(
-        start=state, moves=partial(blocksworld.moves, blocks), solved=partial(blocksworld.reached, goal)
+        start=state,
+        moves=partial(blocksworld.moves, blocks),
+        solved=partial(blocksworld.reached, goal),
     )
     numbers = {f"b{number + 1}": number for number in range(blocks)}
     return {_encoded(each, numbers): distance for each, distance in found.items()}
 
 
-def _blocks_distance(heights: tuple[int, ...], numbers: Mapping[str, int], state: frozenset[str]) -> float:
+def _blocks_distance(
+    heights: tuple[int, ...], numbers: Mapping[str, int], state: frozenset[str]
+) -> float:
     return _blocks_table(heights)[_encoded(state, numbers)]
 
 
@@ -147,7 +160,10 @@ class SlidingBoard:
         self.shifts_V = 3 * np.arange(len(self.vehicles))
         self.cells_VP = np.zeros((len(self.vehicles), rush_hour.SIZE + 2), dtype=np.int64)
         """The cells of each vehicle at each of its places, as bits."""
-        self.lines = [at[0] if vehicle.horizontal else at[1] for vehicle, at in zip(vehicles, start, strict=True)]
+        self.lines = [
+            at[0] if vehicle.horizontal else at[1]
+            for vehicle, at in zip(vehicles, start, strict=True)
+        ]
         for number, vehicle in enumerate(self.vehicles):
             for place in range(rush_hour.SIZE - vehicle.length + 1):
                 self.cells_VP[number, place] = sum(
@@ -164,7 +180,10 @@ class SlidingBoard:
 
     def packed(self, state: Sequence[tuple[int, int]]) -> int:
         """The number of a state of the package."""
-        places = [at[1] if vehicle.horizontal else at[0] for vehicle, at in zip(self.vehicles, state, strict=True)]
+        places = [
+            at[1] if vehicle.horizontal else at[0]
+            for vehicle, at in zip(self.vehicles, state, strict=True)
+        ]
         return sum(place << (3 * number) for number, place in enumerate(places))
 
     def is_solved(self, states_N: Any) -> Any:
@@ -183,7 +202,11 @@ class SlidingBoard:
             for step in (-1, 1):
                 rows = np.arange(len(states_N))
                 for count in range(1, rush_hour.SIZE):
-                    front = places_NV[rows, number] + step * count + (vehicle.length - 1 if step > 0 else 0)
+                    front = (
+                        places_NV[rows, number]
+                        + step * count
+                        + (vehicle.length - 1 if step > 0 else 0)
+                    )
                     rows = rows[(front >= 0) & (front < rush_hour.SIZE)]
                     front = front[(front >= 0) & (front < rush_hour.SIZE)]
                     rows = rows[(taken_N[rows] & bits[front]) == 0]
@@ -205,7 +228,9 @@ class SlidingBoard:
         return bool(self.is_solved(self.reached()).any())
 
     def _next_level(self, level_N: Any, before_N: Any) -> Any:
-        """The states one move farther away. A move can be undone, so others are in the two last levels."""
+        """The states one move farther away. A move can be undone, so others are in the two last
+        levels.
+        """
         found = np.setdiff1d(self.moved(level_N), level_N, assume_unique=True)
         return np.setdiff1d(found, before_N, assume_unique=True)
 
@@ -239,7 +264,9 @@ class SlidingBoard:
 
 
 def _rush_hour_trial(number: int, *, vehicles: int, min_moves: int) -> Trial:
-    """The first board of the package's draws whose shortest solution has at least `min_moves` moves."""
+    """The first board of the package's draws whose shortest solution has at least `min_moves`
+    moves.
+    """
     draws = Draws("rush_hour", number)
     while True:
         cars, start = rush_hour.random_board(draws, vehicles)

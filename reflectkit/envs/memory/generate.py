@@ -1,7 +1,8 @@
-"""Generates conversations: facts about people that are stated, changed, corrected and forgotten, events, small talk.
+"""Generates conversations: facts about people that are stated, changed, corrected and forgotten,
+events, small talk.
 
-A conversation is a function of its seed. Questions ask for the latest value; the answer about forgotten facts is
-"unknown".
+A conversation is a function of its seed. Questions ask for the latest value; the answer about
+forgotten facts is "unknown".
 """
 
 from __future__ import annotations
@@ -18,11 +19,16 @@ from reflectkit.seeding import generator
 from reflectkit.types import Task
 
 PEOPLE = str.split(
-    "Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Karin Leo Marta Nils Olga Paul Rosa Simon Tilda Viktor"
+    "Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Karin Leo Marta Nils Olga Paul"
+    " Rosa Simon Tilda Viktor"
 )
 VALUES = {
-    "city": str.split("Rome Oslo Paris Vienna Lisbon Madrid Dublin Prague Athens Berlin Geneva Krakow"),
-    "job": str.split("baker nurse pilot teacher lawyer farmer painter waiter plumber dentist sailor tailor"),
+    "city": str.split(
+        "Rome Oslo Paris Vienna Lisbon Madrid Dublin Prague Athens Berlin Geneva Krakow"
+    ),
+    "job": str.split(
+        "baker nurse pilot teacher lawyer farmer painter waiter plumber dentist sailor tailor"
+    ),
     "pet": str.split("cat dog parrot rabbit hamster turtle goldfish pony canary lizard"),
     "dish": str.split("soup pizza curry salad pancakes risotto noodles stew dumplings lasagna"),
     "sport": str.split("tennis chess rowing hockey boxing cycling sailing archery judo fencing"),
@@ -45,7 +51,11 @@ NEW = (
     "I heard that {key} is {value}.",
     "Did you know that {key} is {value}?",
 )
-CHANGED = ("{key} is {value} now.", "Things have changed: {key} is {value} now.", "From today, {key} is {value}.")
+CHANGED = (
+    "{key} is {value} now.",
+    "Things have changed: {key} is {value} now.",
+    "From today, {key} is {value}.",
+)
 CORRECTED = (
     "{key} is {wrong}. No, sorry, {key} is {value}.",
     "I thought {key} was {wrong}. Actually, {key} is {value}.",
@@ -75,7 +85,12 @@ def conversation(number: int, chunks: int, level: str, seed: int) -> Task:
             sentences.insert(chance.randrange(len(sentences) + 1), chance.choice(SMALL_TALK))
         texts.append(" ".join(sentences) or chance.choice(SMALL_TALK))
         facts.append(stated)
-    data: dict[str, Any] = {"chunks": texts, "questions": world.questions(), "facts": facts, "source": "generated"}
+    data: dict[str, Any] = {
+        "chunks": texts,
+        "questions": world.questions(),
+        "facts": facts,
+        "source": "generated",
+    }
     name = f"memory-{level}-{seed}-{number}"
     return Task(name, "memory", level, name, data)
 
@@ -111,7 +126,9 @@ class _World:
             name = chance.choice(unset)
             value = self.own[name] = chance.choice(OWN[name])
             key = f"The user's {name}"
-            return f"The user says: my {name} is {value}.", ConversationFact(CORE, key, f"{key} is {value}")
+            return f"The user says: my {name} is {value}.", ConversationFact(
+                CORE, key, f"{key} is {value}"
+            )
         fresh = [(f"{person}'s {name}", name) for person in self.people for name in VALUES]
         fresh = [(key, name) for key, name in fresh if key not in self.values]
         wordings: Sequence[str] = CHANGED
@@ -133,16 +150,28 @@ class _World:
 
     def questions(self) -> list[dict[str, Any]]:
         """Up to eight questions about facts that are valid at the end or were to be forgotten."""
-        questions = [_question(f"What is {key}?", value, VALUES[name]) for key, (name, value) in self.values.items()]
-        questions += [
-            _question(f"What did {person} do on {day}?", event, EVENTS) for (person, day), event in self.events.items()
+        questions = [
+            _question(f"What is {key}?", value, VALUES[name])
+            for key, (name, value) in self.values.items()
         ]
-        questions += [_question(f"What is the user's {name}?", value, OWN[name]) for name, value in self.own.items()]
+        questions += [
+            _question(f"What did {person} do on {day}?", event, EVENTS)
+            for (person, day), event in self.events.items()
+        ]
+        questions += [
+            _question(f"What is the user's {name}?", value, OWN[name])
+            for name, value in self.own.items()
+        ]
         forgotten = [key for key in dict.fromkeys(self.forgotten) if key not in self.values]
-        unknown = [_question(f"What is {key}?", UNKNOWN, VALUES[key.rpartition(" ")[2]]) for key in forgotten]
+        unknown = [
+            _question(f"What is {key}?", UNKNOWN, VALUES[key.rpartition(" ")[2]])
+            for key in forgotten
+        ]
         self.chance.shuffle(questions)
         questions = [*unknown[:2], *questions][:MOST_QUESTIONS]
-        return questions or [_question(f"What is {self.people[0]}'s city?", UNKNOWN, VALUES["city"])]
+        return questions or [
+            _question(f"What is {self.people[0]}'s city?", UNKNOWN, VALUES["city"])
+        ]
 
 
 def _question(question: str, answer: str, values: Sequence[str]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""The problems of env `memory`: conversations with questions, generated from a seed, read from the published data, or
-made of a folder of texts.
+"""The problems of env `memory`: conversations with questions, generated from a seed, read from the
+published data, or made of a folder of texts.
 
-In such a folder, `NAME.txt`, `.md` or `.rst` is a text, and `NAME.json` is a conversation: a list of messages with
-`role` (or `speaker`) and `content` (or `text`). Next to each lies `NAME.questions.json`: a list of objects with
-`question` and `answer`, and optionally `kind` (see `scoring.RULES`).
+In such a folder, `NAME.txt`, `.md` or `.rst` is a text, and `NAME.json` is a conversation: a list
+of messages with `role` (or `speaker`) and `content` (or `text`). Next to each lies
+`NAME.questions.json`: a list of objects with `question` and `answer`, and optionally `kind` (see
+`scoring.RULES`).
 """
 
 from __future__ import annotations
@@ -34,23 +35,33 @@ from reflectkit.text import count_tokens, headed
 from reflectkit.types import Task, from_json
 
 SUMMARY = (
-    "The notes, above all the first, sum up a book that the user has read. Write what the user asks for from them."
+    "The notes, above all the first, sum up a book that the user has read. Write what the user"
+    " asks for from them."
 )
 LABELS = (
-    "The notes say what each label means, with examples. Classify what the user gives you by them. Labels are numbers;"
+    "The notes say what each label means, with examples. Classify what the user gives you by"
+    " them. Labels are numbers;"
     " end with the label alone in \\boxed{}."
 )
-BOOK = "The notes are about a book. Answer the question about it as briefly as you can, with the answer alone."
-EVENTS = "Answer with the text of one of the events that the question offers, alone and word for word."
+BOOK = (
+    "The notes are about a book. Answer the question about it as briefly as you can, with the"
+    " answer alone."
+)
+EVENTS = (
+    "Answer with the text of one of the events that the question offers, alone and word for word."
+)
 CHOICE = "Choose one of the options, and end with its letter alone in \\boxed{}."
-FILMS = "Recommend ten titles that suit the conversation, as a numbered list with the best first, and nothing else."
+FILMS = (
+    "Recommend ten titles that suit the conversation, as a numbered list with the best first,"
+    " and nothing else."
+)
 ROWS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class DataSource:
-    """kind: a rule of `scoring.RULES`. advice, tokens: see `env.Query`. split: where a right answer that is one text is
-    cut into parts; "" does not.
+    """kind: a rule of `scoring.RULES`. advice, tokens: see `env.Query`. split: where a right answer
+    that is one text is cut into parts; "" does not.
     """
 
     kind: str
@@ -60,8 +71,12 @@ class DataSource:
 
 
 SOURCES: Mapping[tuple[str, ...], DataSource] = {
-    ("booksum", "infbench_sum", "long_range_understanding"): DataSource("share", SUMMARY, 2048, ","),
-    ("pubmed", "ttl_train", "test_time_learning", "icl_", "nlu", "trec"): DataSource("label", LABELS, 300),
+    ("booksum", "infbench_sum", "long_range_understanding"): DataSource(
+        "share", SUMMARY, 2048, ","
+    ),
+    ("pubmed", "ttl_train", "test_time_learning", "icl_", "nlu", "trec"): DataSource(
+        "label", LABELS, 300
+    ),
     ("squad", "hotpotqa"): DataSource("substring"),
     ("perltqa",): DataSource("share", split=";"),
     ("lme_train", "longmemeval"): DataSource(RUBRIC, tokens=300),
@@ -85,10 +100,14 @@ def source_of(name: str) -> DataSource:
     return next((source for starts, source in SOURCES.items() if name.startswith(starts)), OTHER)
 
 
-def answers_of(entry: Mapping[str, Any], source: DataSource, titles: Mapping[str, str]) -> list[str]:
-    """The right answers of a published question, none of them empty: alternatives, or the parts of one.
+def answers_of(
+    entry: Mapping[str, Any], source: DataSource, titles: Mapping[str, str]
+) -> list[str]:
+    """The right answers of a published question, none of them empty: alternatives, or the parts of
+    one.
 
-    titles: the title of each id, for recommendations, whose answers are ids. Raises KeyError for an id without a title.
+    titles: the title of each id, for recommendations, whose answers are ids. Raises KeyError for an
+    id without a title.
     """
     value = entry.get("answer", entry.get("answers"))
     if isinstance(value, Mapping):  # SQuAD's {"text": …}
@@ -108,7 +127,8 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 def read_titles(path: Path) -> dict[str, str]:
-    """The title of each id in a file of ids by name, such as the `entity2id.json` of MemoryAgentBench.
+    """The title of each id in a file of ids by name, such as the `entity2id.json` of
+    MemoryAgentBench.
 
     A name may be an address: "<http://…/Heat_(1995_film)>" is "Heat". Raises DataError.
     """
@@ -120,12 +140,13 @@ def read_titles(path: Path) -> dict[str, str]:
 
 
 def read_parquet(path: Path, titles: Mapping[str, str]) -> Iterator[Task]:
-    """A task for each row of `path`; its group is the row, its source the column `data_source` where there is one.
+    """A task for each row of `path`; its group is the row, its source the column `data_source`
+    where there is one.
 
     titles: of the ids that questions about recommendations are answered with.
 
-    Raises DataError: no such file, no parquet, a column is missing, or a row (by its number, from 0) holds something
-    else.
+    Raises DataError: no such file, no parquet, a column is missing, or a row (by its number, from
+    0) holds something else.
     """
     import pyarrow
     import pyarrow.parquet
@@ -151,7 +172,9 @@ def _task(where: str, number: int, row: dict[str, Any], titles: Mapping[str, str
         try:
             answers = answers_of(entry, source, titles)
         except KeyError as error:
-            raise DataError(where, f"the id {error} has no title; give the file of ids as --titles") from None
+            raise DataError(
+                where, f"the id {error} has no title; give the file of ids as --titles"
+            ) from None
         question = entry.get("question")
         if isinstance(question, str) and question.strip() and answers:
             answer = answers[0] if len(answers) == 1 else answers
@@ -190,19 +213,29 @@ class ConversationSettings(Config):
         None, help=f"Conversations of 4 to 10 chunks to generate; default: {CONVERSATIONS}.", ge=0
     )
     long_instances: int = option(300, help="Conversations of 40 chunks to generate.", ge=0)
-    parquet: tuple[Path, ...] = option((), help="Files in the Mem-α format to read instead (repeat the flag).")
+    parquet: tuple[Path, ...] = option(
+        (), help="Files in the Mem-α format to read instead (repeat the flag)."
+    )
     text: Path | None = option(
-        None, help="Folder of texts and conversations to cut into chunks instead, each with NAME.questions.json."
+        None,
+        help=(
+            "Folder of texts and conversations to cut into chunks instead, each with"
+            " NAME.questions.json."
+        ),
     )
     chunk_tokens: int = option(2048, help="Approximate most tokens of a chunk of --text.", ge=16)
-    titles: Path | None = option(None, help="JSON file of ids by title, for questions about recommendations.")
+    titles: Path | None = option(
+        None, help="JSON file of ids by title, for questions about recommendations."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.parquet and self.text:
             raise ConfigError("--parquet and --text are two sources; give one of them")
         if not self.parquet and not self.text and self.number + self.long_instances == 0:
-            raise ConfigError("--instances and --long-instances are both 0; generate at least one conversation")
+            raise ConfigError(
+                "--instances and --long-instances are both 0; generate at least one conversation"
+            )
         return self
 
     @property
@@ -212,7 +245,9 @@ class ConversationSettings(Config):
 
 
 class MemoryProblems(ProblemGenerator):
-    """Short conversations of 4 to 10 chunks and long ones of 40, or those of parquet files or texts."""
+    """Short conversations of 4 to 10 chunks and long ones of 40, or those of parquet files or
+    texts.
+    """
 
     Settings: ClassVar[type[Config]] = ConversationSettings
     noun: ClassVar[str] = "conversations"
@@ -231,11 +266,17 @@ class MemoryProblems(ProblemGenerator):
         levels = [("short", number) for number in range(settings.number)]
         levels += [("long", number) for number in range(settings.long_instances)]
         tasks: list[Task] = []
-        with progress.bar("Conversations", len(texts) or len(settings.parquet) or len(levels)) as bar:
+        with progress.bar(
+            "Conversations", len(texts) or len(settings.parquet) or len(levels)
+        ) as bar:
             for source in texts or settings.parquet or levels:
                 if isinstance(source, tuple):
                     level, number = source
-                    chunks = LONG if level == "long" else generator(self.seed, "length", number).randint(*SHORT)
+                    chunks = (
+                        LONG
+                        if level == "long"
+                        else generator(self.seed, "length", number).randint(*SHORT)
+                    )
                     tasks.append(conversation(number, chunks, level, self.seed))
                 elif texts:
                     tasks.append(read_text(source, settings.chunk_tokens))
@@ -244,12 +285,22 @@ class MemoryProblems(ProblemGenerator):
                 bar.advance()
         if len({task.id for task in tasks}) < len(tasks):
             raise DataError(
-                path, "two rows have the same data_source, instance_id and number; convert the files one by one"
+                path,
+                (
+                    "two rows have the same data_source, instance_id and number; convert the"
+                    " files one by one"
+                ),
             )
         figures = {"conversations": len(tasks)}
-        figures |= {level: sum(task.level == level for task in tasks) for level in ("short", "long")}
-        figures |= {part: sum(len(task.data[part]) for task in tasks) for part in ("chunks", "questions")}
-        return Generated({"data": tasks}, figures, (figures_table(f"Conversations in {path}", "count", figures),))
+        figures |= {
+            level: sum(task.level == level for task in tasks) for level in ("short", "long")
+        }
+        figures |= {
+            part: sum(len(task.data[part]) for task in tasks) for part in ("chunks", "questions")
+        }
+        return Generated(
+            {"data": tasks}, figures, (figures_table(f"Conversations in {path}", "count", figures),)
+        )
 
 
 def text_files(folder: Path) -> list[Path]:
@@ -257,7 +308,8 @@ def text_files(folder: Path) -> list[Path]:
     files = [
         path
         for path in sorted(folder.glob("*"))
-        if path.suffix.lower() in TEXTS or (path.suffix == ".json" and not path.name.endswith(QUESTIONS))
+        if path.suffix.lower() in TEXTS
+        or (path.suffix == ".json" and not path.name.endswith(QUESTIONS))
     ]
     if not files:
         raise DataError(folder, f"holds no text ({', '.join(TEXTS)}) and no conversation (.json)")
@@ -265,7 +317,9 @@ def text_files(folder: Path) -> list[Path]:
 
 
 def read_text(path: Path, chunk_tokens: int) -> Task:
-    """The problem of one file; its chunks have at most about `chunk_tokens` tokens. Raises DataError."""
+    """The problem of one file; its chunks have at most about `chunk_tokens` tokens. Raises
+    DataError.
+    """
     pieces = _messages(path) if path.suffix == ".json" else _sentences(text_of(path))
     chunks = list(chunked(pieces, chunk_tokens))
     if not chunks:
@@ -275,14 +329,16 @@ def read_text(path: Path, chunk_tokens: int) -> Task:
     for number, question in enumerate(questions):
         from_json(Question, question, path=f"{asked}, question {number}")
     kept = ("question", "answer", "kind", "wrong")
-    questions = [{name: question[name] for name in kept if name in question} for question in questions]
+    questions = [
+        {name: question[name] for name in kept if name in question} for question in questions
+    ]
     data = {"chunks": chunks, "questions": questions, "source": path.stem}
     return Task(path.name, "memory", level_of(chunks), path.name, data)
 
 
 def chunked(pieces: Iterable[str], most: int) -> Iterator[str]:
-    """`pieces` joined into chunks of at most about `most` tokens, in order, without the white space around a chunk. A
-    piece is cut only if it is longer than that, at a space.
+    """`pieces` joined into chunks of at most about `most` tokens, in order, without the white space
+    around a chunk. A piece is cut only if it is longer than that, at a space.
 
     >>> list(chunked(["One two. ", "Three four.\\n", "Five six."], 7))
     ['One two. Three four.', 'Five six.']
@@ -322,7 +378,10 @@ def _sentences(text: str) -> Iterator[str]:
 def _messages(path: Path) -> Iterator[str]:
     for number, message in enumerate(read_json_list(path)):
         fields: dict[str, Any] = message if isinstance(message, dict) else {}
-        speaker, text = fields.get("role", fields.get("speaker")), fields.get("content", fields.get("text"))
+        speaker, text = (
+            fields.get("role", fields.get("speaker")),
+            fields.get("content", fields.get("text")),
+        )
         if not isinstance(speaker, str) or not isinstance(text, str):
             raise DataError(path, f"message {number} needs the texts 'role' and 'content'")
         if text.strip():

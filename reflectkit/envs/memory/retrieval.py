@@ -1,4 +1,6 @@
-"""What of a memory is found: words of any script, BM25 and embeddings, what the reader sees, and the offline reader."""
+"""What of a memory is found: words of any script, BM25 and embeddings, what the reader sees, and
+the offline reader.
+"""
 
 from __future__ import annotations
 
@@ -42,25 +44,35 @@ def words(text: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=100_000)
 def content_words(text: str) -> tuple[str, ...]:
-    """The distinct content words of `text`, in order: no stop words, single letters or plural endings.
+    """The distinct content words of `text`, in order: no stop words, single letters or plural
+    endings.
 
     >>> content_words("What is Anna's city?"), content_words("Где живёт Анна?")
     (('anna', 'city'), ('где', 'живёт', 'анна'))
     """
-    stems = [stem(word) for word in words(text) if word not in STOP_WORDS and (len(word) > 1 or not "a" <= word <= "z")]
+    stems = [
+        stem(word)
+        for word in words(text)
+        if word not in STOP_WORDS and (len(word) > 1 or not "a" <= word <= "z")
+    ]
     return tuple(dict.fromkeys(stems))
 
 
 def retriever(name: str) -> Related:
-    """`related` for "bm25", or `nearest` with the model of "embedding:MODEL". Raises ConfigError, CheckpointError."""
+    """`related` for "bm25", or `nearest` with the model of "embedding:MODEL". Raises ConfigError,
+    CheckpointError.
+    """
     if name == BM25:
         return related
     open_embedder = resolve("embedder", "reflectkit.models.embedding:open_embedder", {})
     return partial(nearest, open_embedder(name.removeprefix(EMBEDDING)))
 
 
-def nearest(embed: Callable[[Sequence[str]], Any], texts: Sequence[str], query: str, limit: int) -> list[int]:
-    """Indices of the `limit` texts with the highest cosine similarity to `query`, best first; ties in their order.
+def nearest(
+    embed: Callable[[Sequence[str]], Any], texts: Sequence[str], query: str, limit: int
+) -> list[int]:
+    """Indices of the `limit` texts with the highest cosine similarity to `query`, best first; ties
+    in their order.
 
     embed: unit vectors of N texts, shape N, D.
     """
@@ -72,7 +84,9 @@ def nearest(embed: Callable[[Sequence[str]], Any], texts: Sequence[str], query: 
 
 
 def related(texts: Sequence[str], query: str, limit: int) -> list[int]:
-    """Indices of up to `limit` texts that share a word with `query`, best first; ties in their order."""
+    """Indices of up to `limit` texts that share a word with `query`, best first; ties in their
+    order.
+    """
     query_words = words(query)
     if limit <= 0 or not query_words or not any(map(words, texts)):
         return []
@@ -87,8 +101,8 @@ def _index(texts: tuple[str, ...]) -> Any:
 
 
 def most_related(store: Store, limit: int, retrieve: Related, question: str) -> list[str]:
-    """The core, and up to `limit` of the most related items of each list (the paper's `search_memory`), best first,
-    within READER_TOKENS.
+    """The core, and up to `limit` of the most related items of each list (the paper's
+    `search_memory`), best first, within READER_TOKENS.
     """
     found = []
     for kind in LISTS:
@@ -105,7 +119,9 @@ def most_related(store: Store, limit: int, retrieve: Related, question: str) -> 
 
 
 def latest(store: Store, question: str = "") -> list[str]:
-    """All items in their order, whatever the question, or as many of the last as fit into LONG_CONTEXT_TOKENS."""
+    """All items in their order, whatever the question, or as many of the last as fit into
+    LONG_CONTEXT_TOKENS.
+    """
     texts: list[str] = []
     room = LONG_CONTEXT_TOKENS
     for item in reversed(store.items.values()):
@@ -117,15 +133,19 @@ def latest(store: Store, question: str = "") -> list[str]:
 
 
 class Extractive:
-    """The offline reader: quotes the sentence with the largest share of the question's words, or says "unknown" if none
-    has enough.
+    """The offline reader: quotes the sentence with the largest share of the question's words, or
+    says "unknown" if none has enough.
 
-    Ties are broken by a hash of question and sentence, so that neither older nor newer sentences are favoured.
+    Ties are broken by a hash of question and sentence, so that neither older nor newer sentences
+    are favoured.
     """
 
     def answer(self, queries: Sequence[Query], memories: Sequence[Sequence[str]]) -> list[str]:
         """See `env.Reader`."""
-        return [self._quote(query.question, texts) for query, texts in zip(queries, memories, strict=True)]
+        return [
+            self._quote(query.question, texts)
+            for query, texts in zip(queries, memories, strict=True)
+        ]
 
     def _quote(self, question: str, texts: Sequence[str]) -> str:
         question_words = set(content_words(question))
@@ -133,8 +153,15 @@ class Extractive:
         for sentence in dict.fromkeys(part for text in texts for part in SENTENCES.split(text)):
             if len(sentence.split()) > LONGEST_SENTENCE:
                 continue
-            overlap = len(question_words.intersection(content_words(sentence))) / max(1, len(question_words))
-            rank = (overlap, hashlib.blake2b(f"{question}\0{sentence}".encode("utf-8", "surrogateescape")).hexdigest())
+            overlap = len(question_words.intersection(content_words(sentence))) / max(
+                1, len(question_words)
+            )
+            rank = (
+                overlap,
+                hashlib.blake2b(
+                    f"{question}\0{sentence}".encode("utf-8", "surrogateescape")
+                ).hexdigest(),
+            )
             if rank > best:
                 best, answer = rank, sentence
         return answer

@@ -1,4 +1,5 @@
-"""Mem-α's rewards of changes (arXiv 2509.25911, eq. 2 to 5) and the facts that they are checked with.
+"""Mem-α's rewards of changes (arXiv 2509.25911, eq. 2 to 5) and the facts that they are checked
+with.
 
 Departs from the paper: the effect of a call counts, and written text is checked against the chunk.
 """
@@ -17,8 +18,8 @@ FAITHFUL = 0.8  # share of a text's words that its source must contain
 
 @dataclass(frozen=True, slots=True)
 class ConversationFact:
-    """kind: the memory that it belongs in. key: what it is about, e.g. "Anna's city". text: the whole fact, e.g.
-    "Anna's city is Rome"; "" if it is to be forgotten.
+    """kind: the memory that it belongs in. key: what it is about, e.g. "Anna's city". text: the
+    whole fact, e.g. "Anna's city is Rome"; "" if it is to be forgotten.
     """
 
     kind: Literal["core_memory", "semantic_memory", "episodic_memory"]
@@ -68,30 +69,40 @@ class ValidFacts:
 
 
 def calls_done(outcomes: Sequence[CallOutcome], malformed: int) -> float:
-    """r2: the share of a chunk's calls that succeeded, malformed ones included; 0 without calls. Duplicates are
-    excluded.
+    """r2: the share of a chunk's calls that succeeded, malformed ones included; 0 without calls.
+    Duplicates are excluded.
     """
     counted = [outcome.ok for outcome in outcomes if outcome.counts]
     return sum(counted) / max(1, len(counted) + malformed)
 
 
 def compression(memory_tokens: int, read_tokens: int) -> float:
-    """r3: 1 minus the ratio of memory to text read; at least -1, so that a huge memory cannot outweigh all else."""
+    """r3: 1 minus the ratio of memory to text read; at least -1, so that a huge memory cannot
+    outweigh all else.
+    """
     return max(-1.0, 1 - memory_tokens / max(1, read_tokens))
 
 
-def content(outcomes: Sequence[CallOutcome], chunk: str, facts: Sequence[ConversationFact], valid: ValidFacts) -> float:
+def content(
+    outcomes: Sequence[CallOutcome],
+    chunk: str,
+    facts: Sequence[ConversationFact],
+    valid: ValidFacts,
+) -> float:
     """r4: the share of a chunk's changes that are correct; 0 without changes.
 
-    A written text is correct if it is faithful to the chunk, adds something from it to the text that it replaces, loses
-    nothing valid and, if the chunk's facts are known, is in the right kind of memory. A removal is correct if the
-    removed text was stale and not written at this chunk. valid: the facts that are valid at the end of the chunk.
+    A written text is correct if it is faithful to the chunk, adds something from it to the text
+    that it replaces, loses nothing valid and, if the chunk's facts are known, is in the right kind
+    of memory. A removal is correct if the removed text was stale and not written at this chunk.
+    valid: the facts that are valid at the end of the chunk.
     """
     verdicts = [_right(outcome, chunk, facts, valid) for outcome in outcomes if outcome.ok]
     return sum(verdicts) / max(1, len(verdicts))
 
 
-def _right(outcome: CallOutcome, chunk: str, facts: Sequence[ConversationFact], valid: ValidFacts) -> bool:
+def _right(
+    outcome: CallOutcome, chunk: str, facts: Sequence[ConversationFact], valid: ValidFacts
+) -> bool:
     written, removed, kind = outcome.written, outcome.removed, outcome.call.arguments["memory_type"]
     if not written:
         return not outcome.fresh and valid.stale(removed, chunk)
@@ -100,7 +111,9 @@ def _right(outcome: CallOutcome, chunk: str, facts: Sequence[ConversationFact], 
     words, before, heard = (content_words(text) for text in (written, removed, chunk))
     source = {*before, *heard}
     new_facts = [fact for fact in facts if valid.facts.get(fact.key) == fact]
-    if any(fact.kind == kind and fact.says(written) and not fact.says(removed) for fact in new_facts):
+    if any(
+        fact.kind == kind and fact.says(written) and not fact.says(removed) for fact in new_facts
+    ):
         source.update(word for fact in new_facts for word in content_words(fact.text))
     elif any(fact.is_about(written) for fact in facts) or not set(words) & set(heard) - set(before):
         return False

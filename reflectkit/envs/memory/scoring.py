@@ -1,8 +1,9 @@
-"""Scoring of answers by the rule that each question names: ours for generated conversations, and those of the published
-data, by source. Questions with a rubric are for a judge, if there is one.
+"""Scoring of answers by the rule that each question names: ours for generated conversations, and
+those of the published data, by source. Questions with a rubric are for a judge, if there is one.
 
-Departs from Mem-α's scorer: every list of alternatives counts, not only its first; case never matters; a right answer
-that is empty after normalisation ("A") does not match everything; text in several lines has no empty recommendations.
+Departs from Mem-α's scorer: every list of alternatives counts, not only its first; case never
+matters; a right answer that is empty after normalisation ("A") does not match everything; text in
+several lines has no empty recommendations.
 """
 
 from __future__ import annotations
@@ -52,19 +53,24 @@ class Question:
 
     question: str
     """Its text."""
-    answers: Annotated[tuple[Text, ...], BeforeValidator(_alternatives), Field(alias="answer", min_length=1)]
+    answers: Annotated[
+        tuple[Text, ...], BeforeValidator(_alternatives), Field(alias="answer", min_length=1)
+    ]
     """Right answers: alternatives, or parts of one, as `kind` has it."""
     kind: Annotated[str, AfterValidator(_known)] = "contain"
     """The rule that scores an answer: a key of `RULES`."""
     wrong: tuple[str, ...] = ()
-    """Texts that an answer must not contain, so that listing every possible answer scores nothing."""
+    """Texts that an answer must not contain, so that listing every possible answer scores nothing.
+    """
     titles: tuple[str, ...] = ()
-    """Everything that can be recommended; an item of a recommendation stands for the title nearest to it."""
+    """Everything that can be recommended; an item of a recommendation stands for the title nearest
+    to it.
+    """
 
 
 def score(question: Question, answer: str) -> float:
-    """The score of `answer`, 0 … 1, by the question's rule. Reasoning before `</think>` does not count; reasoning that
-    has no end is no answer.
+    """The score of `answer`, 0 … 1, by the question's rule. Reasoning before `</think>` does not
+    count; reasoning that has no end is no answer.
     """
     answer = answer.split("</think>")[-1].strip()
     if "<think>" in answer:
@@ -77,10 +83,14 @@ def score(question: Question, answer: str) -> float:
 def scores(
     questions: Sequence[Question], answers: Sequence[str], judge: Judge | None
 ) -> list[float] | Awaitable[list[float]]:
-    """The score of each answer, 0 … 1; awaitable if the judge is. Raises EnvironmentFailure if it cannot be reached."""
+    """The score of each answer, 0 … 1; awaitable if the judge is. Raises EnvironmentFailure if it
+    cannot be reached.
+    """
     pairs = list(zip(questions, answers, strict=True))
     claims = {
-        number: Claim(question.question, "; ".join(question.answers), answer.split("</think>")[-1].strip())
+        number: Claim(
+            question.question, "; ".join(question.answers), answer.split("</think>")[-1].strip()
+        )
         for number, (question, answer) in enumerate(pairs)
         if judge is not None and question.kind == RUBRIC
     }
@@ -101,9 +111,12 @@ def plain(text: str) -> str:
 
 
 def _within(part: str, text: str) -> bool:
-    """Whether `text` contains `part` as whole words; word borders are ignored in scripts without spaces."""
+    """Whether `text` contains `part` as whole words; word borders are ignored in scripts without
+    spaces.
+    """
     before, after = (
-        "" if UNSPACED.match(edge) else bound for edge, bound in ((part[:1], r"(?<!\w)"), (part[-1:], r"(?!\w)"))
+        "" if UNSPACED.match(edge) else bound
+        for edge, bound in ((part[:1], r"(?<!\w)"), (part[-1:], r"(?!\w)"))
     )
     return bool(part) and re.search(f"{before}{re.escape(part)}{after}", text) is not None
 
@@ -118,11 +131,18 @@ def _normalised(text: str) -> str:
 
 def _normal(question: Question, answer: str) -> bool:
     given, rights = _normalised(answer), ((right, _normalised(right)) for right in question.answers)
-    return any(short in given if short else _within(plain(right), plain(answer)) for right, short in rights)
+    return any(
+        short in given if short else _within(plain(right), plain(answer)) for right, short in rights
+    )
 
 
 def _keywords(question: Question, answer: str) -> float:
-    parts = [part.strip() for right in question.answers for part in re.split(r"[;,]", plain(right)) if part.strip()]
+    parts = [
+        part.strip()
+        for right in question.answers
+        for part in re.split(r"[;,]", plain(right))
+        if part.strip()
+    ]
     return sum(_within(part, plain(answer)) for part in parts) / max(1, len(parts))
 
 
@@ -133,13 +153,17 @@ def _in_box(answer: str) -> str:
 
 def _label(question: Question, answer: str) -> bool:
     given = _in_box(answer).strip("\"'").strip()
-    return given.isdecimal() and any(given == right.strip("\"'").strip() for right in question.answers)
+    return given.isdecimal() and any(
+        given == right.strip("\"'").strip() for right in question.answers
+    )
 
 
 def _rouge(question: Question, answer: str) -> float:
     match = ANSWER.search(answer)
     marked = (match[1] if match else answer.partition("\n")[0]).strip()
-    scored = (rouge_scorer().score(right, text) for right in question.answers for text in (answer, marked))
+    scored = (
+        rouge_scorer().score(right, text) for right in question.answers for text in (answer, marked)
+    )
     return max(float(result["rougeL"].fmeasure) for result in scored)
 
 
@@ -149,23 +173,31 @@ def rouge_scorer() -> Any:
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
-        raise ConfigError("questions scored by ROUGE need rouge-score: pip install 'reflectkit[memory]'") from None
+        raise ConfigError(
+            "questions scored by ROUGE need rouge-score: pip install 'reflectkit[memory]'"
+        ) from None
     return RougeScorer(["rougeL"], use_stemmer=True)
 
 
 def _recommend(question: Question, answer: str) -> float:
     _, mark, rest = answer.partition("1.")
     lines = (rest if mark else answer.replace(",", "\n")).split("\n")
-    items = [" ".join(NUMBERED.sub("", re.sub(r"\([^()]*\)", "", line.strip())).split()) for line in lines]
+    items = [
+        " ".join(NUMBERED.sub("", re.sub(r"\([^()]*\)", "", line.strip())).split())
+        for line in lines
+    ]
     items = [item for item in items if item][:FIRST_ITEMS]
     if not question.titles:
-        return sum(plain(right) in map(plain, items) for right in question.answers) / len(question.answers)
+        return sum(plain(right) in map(plain, items) for right in question.answers) / len(
+            question.answers
+        )
     named = {nearest(item, question.titles) for item in items}
     return sum(right in named for right in question.answers) / len(question.answers)
 
 
 def nearest(name: str, titles: Sequence[str]) -> str:
-    """The title with the smallest edit distance to `name`, the first of equals. Case does not matter.
+    """The title with the smallest edit distance to `name`, the first of equals. Case does not
+    matter.
 
     >>> nearest("toy stori", ["Heat", "Toy Story"])
     'Toy Story'
@@ -175,10 +207,13 @@ def nearest(name: str, titles: Sequence[str]) -> str:
     letters_TL = np.array(lowered).view(np.int32).reshape(len(titles), -1)
     steps = np.arange(letters_TL.shape[1] + 1, dtype=np.int32)
     row_TL = np.broadcast_to(steps, (len(titles), len(steps)))
-    for number, letter in enumerate(name.lower(), 1):  # Wagner and Fischer 1974, a row of all titles at once
+    # Wagner and Fischer 1974, a row of all titles at once
+    for number, letter in enumerate(name.lower(), 1):
         above_TL = np.empty_like(row_TL)
         above_TL[:, 0] = number
-        above_TL[:, 1:] = np.minimum(row_TL[:, :-1] + (letters_TL != ord(letter)), row_TL[:, 1:] + 1)
+        above_TL[:, 1:] = np.minimum(
+            row_TL[:, :-1] + (letters_TL != ord(letter)), row_TL[:, 1:] + 1
+        )
         row_TL = np.minimum.accumulate(above_TL - steps, axis=1) + steps  # insertions
     return titles[int(np.argmin(row_TL[np.arange(len(titles)), lengths_T]))]
 
@@ -196,13 +231,17 @@ def _share(question: Question, answer: str) -> float:
 
 RULES: dict[str, Callable[[Question, str], float]] = {
     # one of the alternatives, as whole words
-    "contain": lambda question, answer: any(_within(plain(right), plain(answer)) for right in question.answers),
+    "contain": lambda question, answer: any(
+        _within(plain(right), plain(answer)) for right in question.answers
+    ),
     # equal to one of the alternatives
     "exact": lambda question, answer: _bare(answer) in map(_bare, question.answers),
     # share of the parts between semicolons or commas, as whole words
     "keywords": _keywords,
     # one of the alternatives, anywhere in the text
-    "substring": lambda question, answer: any(plain(right) in plain(answer) for right in question.answers),
+    "substring": lambda question, answer: any(
+        plain(right) in plain(answer) for right in question.answers
+    ),
     # the same, after SQuAD's normalisation (Rajpurkar et al. 2016), as in DrQA
     "normal": _normal,
     # share of the parts that occur anywhere in the text
@@ -212,9 +251,11 @@ RULES: dict[str, Callable[[Question, str], float]] = {
     # a number, alone or in `\boxed{}`
     "label": _label,
     # one of the alternatives, alone or in `\boxed{}`
-    "boxed": lambda question, answer: _in_box(answer) in {right.strip() for right in question.answers},
-    # F1 of ROUGE-L (Lin 2004), with stemming; of the answer or of what follows "Answer:" in its line (else the first
-    # line), whichever is better
+    "boxed": lambda question, answer: (
+        _in_box(answer) in {right.strip() for right in question.answers}
+    ),
+    # F1 of ROUGE-L (Lin 2004), with stemming; of the answer or of what follows "Answer:" in its
+    # line (else the first line), whichever is better
     ROUGE: _rouge,
     # recall of the right titles among the first five of a numbered or comma-separated list
     "recommend": _recommend,

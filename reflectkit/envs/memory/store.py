@@ -1,4 +1,6 @@
-"""The memory, a core paragraph and lists of semantic and episodic items, and the tools that change it."""
+"""The memory, a core paragraph and lists of semantic and episodic items, and the tools that change
+it.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ class RefusedChangeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """id: unique within the memory, never reused. kind: its list. text: one line. chunk: number of the chunk at which
-    it was written.
+    """id: unique within the memory, never reused. kind: its list. text: one line. chunk: number of
+    the chunk at which it was written.
     """
 
     id: str
@@ -36,8 +38,8 @@ class Item:
 
 @dataclass
 class Store:
-    """core: at most about 512 tokens. core_chunk: chunk at which it was last written. items: by id, oldest first.
-    given: number of ids that each list has given.
+    """core: at most about 512 tokens. core_chunk: chunk at which it was last written. items: by id,
+    oldest first. given: number of ids that each list has given.
     """
 
     core: str = ""
@@ -48,7 +50,9 @@ class Store:
     @property
     def tokens(self) -> int:
         """Approximate number of tokens in the memory."""
-        return count_tokens(self.core) + sum(count_tokens(item.text) for item in self.items.values())
+        return count_tokens(self.core) + sum(
+            count_tokens(item.text) for item in self.items.values()
+        )
 
     def listed(self, kind: str) -> list[Item]:
         """The items of one list, oldest first."""
@@ -69,14 +73,23 @@ class Store:
 def _check_text(text: str, kind: str) -> None:
     """Raises RefusedChangeError for a text that is empty or too long."""
     if not text:
-        raise RefusedChangeError(f"{kind}: the text is empty; use memory_delete to remove something")
+        raise RefusedChangeError(
+            f"{kind}: the text is empty; use memory_delete to remove something"
+        )
     limit = CORE_TOKENS if kind == CORE else ITEM_TOKENS
     if (tokens := count_tokens(text)) > limit:
-        raise RefusedChangeError(f"{kind}: the text has {tokens} tokens, and the limit is {limit}; shorten it")
+        raise RefusedChangeError(
+            f"{kind}: the text has {tokens} tokens, and the limit is {limit}; shorten it"
+        )
 
 
 def _tool(name: str, description: str, required: list[str], **properties: Any) -> ToolSpec:
-    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
     return ToolSpec(name, description, schema)
 
 
@@ -94,7 +107,13 @@ TOOLS = (
         new_content=_TEXT,
         memory_id=_ID,
     ),
-    _tool(DELETE, "Remove an item, or the whole core.", ["memory_type"], memory_type=_ANY, memory_id=_ID),
+    _tool(
+        DELETE,
+        "Remove an item, or the whole core.",
+        ["memory_type"],
+        memory_type=_ANY,
+        memory_id=_ID,
+    ),
 )
 
 
@@ -105,7 +124,9 @@ def insertion(kind: str, content: str) -> ToolCall:
 
 def replacement(item: Item, content: str) -> ToolCall:
     """The call that gives `item` another text."""
-    return ToolCall(UPDATE, {"memory_type": item.kind, "memory_id": item.id, "new_content": content})
+    return ToolCall(
+        UPDATE, {"memory_type": item.kind, "memory_id": item.id, "new_content": content}
+    )
 
 
 def deletion(item: Item) -> ToolCall:
@@ -123,7 +144,9 @@ class CallOutcome:
     message: str
     """The message for the agent."""
     counts: bool = True
-    """Whether it is a success or a failure; a call that would change nothing is refused and is neither."""
+    """Whether it is a success or a failure; a call that would change nothing is refused and is
+    neither.
+    """
     written: str = ""
     """The text that it wrote."""
     removed: str = ""
@@ -146,7 +169,9 @@ def apply(store: Store, call: ToolCall, chunk: int) -> CallOutcome:
                 store.core = ""
             else:
                 raise RefusedChangeError("core_memory is already empty")
-            return CallOutcome(call, True, f"deleted from {kind}", removed=old.text, fresh=old.chunk == chunk)
+            return CallOutcome(
+                call, True, f"deleted from {kind}", removed=old.text, fresh=old.chunk == chunk
+            )
         text = " ".join(call.arguments["content" if call.name == INSERT else "new_content"].split())
         held = [store.held(CORE, None)] if kind == CORE else store.listed(kind)
         if (same := next((item for item in held if item.text == text), None)) is not None:

@@ -1,17 +1,20 @@
-"""Support: talk with a customer of an online shop, and change the shop's records with tools, within a policy.
+"""Support: talk with a customer of an online shop, and change the shop's records with tools, within
+a policy.
 
 Observation
-    The conversation: the policy (unless `brief`), what the user said, the agent's calls and replies, and the results.
+    The conversation: the policy (unless `brief`), what the user said, the agent's calls and
+    replies, and the results.
 Tools
-    15: six look something up, eight change a record, `escalate` hands over. One call or one reply a turn.
+    15: six look something up, eight change a record, `escalate` hands over. One call or one reply a
+    turn.
 Reward
-    At the end 1 if the records are as they should be and the user was told what they should be told; else 0, and
-    `info["figures"]` says why.
+    At the end 1 if the records are as they should be and the user was told what they should be
+    told; else 0, and `info["figures"]` says why.
 Episode end
     The user says goodbye or leaves, or the agent escalates.
 Source
-    A domain of our own in the manner of tau-bench (arXiv 2406.12045). The user is scripted and deterministic, or a chat
-    model.
+    A domain of our own in the manner of tau-bench (arXiv 2406.12045). The user is scripted and
+    deterministic, or a chat model.
 """
 
 from __future__ import annotations
@@ -30,7 +33,14 @@ from reflectkit.env import Taskset, Teacher, UserTurn, check_task
 from reflectkit.envs.conversation import ConversationEnv, ConversationTeacher, UserSettings
 from reflectkit.envs.problems import Generated, ProblemGenerator
 from reflectkit.envs.support.hearing import agrees, heard, names, numbers, statements
-from reflectkit.envs.support.policy import POLICY, QUESTIONS, RULES, UserRequest, refuses, rules_named
+from reflectkit.envs.support.policy import (
+    POLICY,
+    QUESTIONS,
+    RULES,
+    UserRequest,
+    refuses,
+    rules_named,
+)
 from reflectkit.envs.support.shop import CUSTOMERS, TEN, Ledger, ShopDatabase, shop
 from reflectkit.envs.support.tasks import ALL, NAME, ONE, REFUSE, SEVERAL, make_task, source_of
 from reflectkit.envs.support.tools import ESCALATE, READING, TOOLS, execute
@@ -111,7 +121,9 @@ class SupportTeacher(ConversationTeacher):
         return ("do", request.actions[0].name) if persona.confirmed else ("confirm", request.kind)
 
     def action(self) -> ToolUse:
-        """The best action given only the conversation. Raises ConfigError unless the user is scripted."""
+        """The best action given only the conversation. Raises ConfigError unless the user is
+        scripted.
+        """
         refuse(self.env.user is not None, NO_ORACLE)
         persona, (step, subject) = self.env.persona, self.need
         request = persona.current
@@ -151,16 +163,22 @@ class SupportTeacher(ConversationTeacher):
         return wrong
 
     def comment(self, generator: random.Random) -> str:
-        """What is known, what the policy says, and what is missing. Raises ConfigError unless the user is scripted."""
+        """What is known, what the policy says, and what is missing. Raises ConfigError unless the
+        user is scripted.
+        """
         refuse(self.env.user is not None, NO_ORACLE)
         step, subject = self.need
         persona, conduct = self.env.persona, self.env.conduct
-        parts = [f"The customer is {conduct.customer}." if conduct.found else generator.choice(UNKNOWN)]
+        parts = [
+            f"The customer is {conduct.customer}." if conduct.found else generator.choice(UNKNOWN)
+        ]
         order = persona.revealed.get("order", "")
         if order in conduct.orders:
             parts.append(f"{order} is {self.env.ledger.of('orders', order)['status']}.")
         if step == "refuse":
-            parts.append(f"{generator.choice(('Not allowed', 'The policy forbids it'))}: {subject}.")
+            parts.append(
+                f"{generator.choice(('Not allowed', 'The policy forbids it'))}: {subject}."
+            )
         elif step in ("confirm", "do", "report"):
             parts.append(generator.choice(("It is allowed.", "The policy allows it.")))
         missing = {
@@ -178,9 +196,13 @@ class SupportTeacher(ConversationTeacher):
 
 
 MOST_NUMBERS = 4
-"""Amounts and counts in a reply; a reply with more of them tells none, as a list of all numbers would."""
+"""Amounts and counts in a reply; a reply with more of them tells none, as a list of all numbers
+would.
+"""
 MOST_COUNTS = 3
-"""Likewise of a reply about the stock, where "sold out" is a number as well, as it can only be one of ten."""
+"""Likewise of a reply about the stock, where "sold out" is a number as well, as it can only be one
+of ten.
+"""
 MOST_RULES = 2
 """Rules that the refusals of a request may name, for the same reason."""
 
@@ -189,9 +211,10 @@ MOST_RULES = 2
 class Conduct:
     """What the agent has done, call by call.
 
-    customer: who the user is, by id. found: the agent found them. orders, products: what it looked up; products by the
-    name that it used. account: whether it looked up the customer. done: the changes that it made. hasty: it made one
-    before it had found the customer. unconfirmed: it made one without a yes.
+    customer: who the user is, by id. found: the agent found them. orders, products: what it looked
+    up; products by the name that it used. account: whether it looked up the customer. done: the
+    changes that it made. hasty: it made one before it had found the customer. unconfirmed: it made
+    one without a yes.
     """
 
     database: ShopDatabase
@@ -205,7 +228,9 @@ class Conduct:
     unconfirmed: bool = False
 
     def saw(self, call: ToolCall, agreed: bool) -> bool:
-        """A call was carried out. agreed: the user has said yes to it. Returns whether it changed a record."""
+        """A call was carried out. agreed: the user has said yes to it. Returns whether it changed a
+        record.
+        """
         arguments = call.arguments
         if call.name.startswith("find_customer"):
             self.found |= self.database.customers_with(**arguments)[:1] == [self.customer]
@@ -224,7 +249,9 @@ class Conduct:
         return False
 
     def has_looked_up(self, request: UserRequest) -> bool:
-        """Whether the agent has read what a refusal of `request`, or its answer, depends on; True if neither is due."""
+        """Whether the agent has read what a refusal of `request`, or its answer, depends on; True
+        if neither is due.
+        """
         if not (request.kind in QUESTIONS or (request.rule and RULES[request.rule].needs_look_up)):
             return True
         if not request.product:
@@ -235,23 +262,34 @@ class Conduct:
 
 
 def untold(requests: Sequence[UserRequest], replies: Sequence[Sequence[str]]) -> list[str]:
-    """The facts that the user was not told, each by its first wording, and the reasons of refusals. replies: what the
-    user heard during each request. Questions tell nothing, nor does a reply with more numbers, or refusals with more
-    rules, than there is reason for.
+    """The facts that the user was not told, each by its first wording, and the reasons of refusals.
+    replies: what the user heard during each request. Questions tell nothing, nor does a reply with
+    more numbers, or refusals with more rules, than there is reason for.
     """
     missing = []
     for request, answers in zip(requests, replies, strict=True):
         stated = [statements(reply) for reply in answers]
-        missing += [fact[0] for fact in request.told if not any(_tells(request, reply, fact) for reply in stated)]
+        missing += [
+            fact[0]
+            for fact in request.told
+            if not any(_tells(request, reply, fact) for reply in stated)
+        ]
         if request.rule and RULES[request.rule].words:
-            given = {name for reply in answers if refuses(reply) for name in rules_named(statements(reply))}
-            missing += [request.refused] if request.rule not in given or len(given) > MOST_RULES else []
+            given = {
+                name
+                for reply in answers
+                if refuses(reply)
+                for name in rules_named(statements(reply))
+            }
+            missing += (
+                [request.refused] if request.rule not in given or len(given) > MOST_RULES else []
+            )
     return missing
 
 
 def _tells(request: UserRequest, stated: str, alternatives: Sequence[str]) -> bool:
-    """Whether a reply tells a fact in one of its wordings, of which a number may be written in any way. Of a question
-    about the stock, the option's name, such as "two slots", is no number.
+    """Whether a reply tells a fact in one of its wordings, of which a number may be written in any
+    way. Of a question about the stock, the option's name, such as "two slots", is no number.
     """
     if request.kind == "stock":
         stated = stated.replace(request.facts.get("option", "").lower(), " ")
@@ -270,9 +308,12 @@ def _tells(request: UserRequest, stated: str, alternatives: Sequence[str]) -> bo
 class SupportSettings(UserSettings):
     """The env's settings."""
 
-    user: str = option(SCRIPTED, help="Who the agent talks with: scripted, openai:MODEL, azure:… or local:MODEL.")
+    user: str = option(
+        SCRIPTED, help="Who the agent talks with: scripted, openai:MODEL, azure:… or local:MODEL."
+    )
     brief: bool = option(
-        False, help="Leave out the policy and the tools in the prompt, for a model trained without them."
+        False,
+        help="Leave out the policy and the tools in the prompt, for a model trained without them.",
     )
 
 
@@ -303,7 +344,9 @@ class Requests(Taskset):
     def example(self, level: str, seed: int) -> Task:
         """A generated task, for users without a file of them."""
         source = source_of(seed % 2**31, CUSTOMERS)
-        return make_task(seed, 0, SEVERAL if level == ALL else level, shop(source["seed"], CUSTOMERS), source)
+        return make_task(
+            seed, 0, SEVERAL if level == ALL else level, shop(source["seed"], CUSTOMERS), source
+        )
 
     def at_level(self, task: Task, level: str) -> Task | None:
         """The task itself, if it is of `level` or `level` is "all"."""
@@ -332,7 +375,8 @@ class Support(ConversationEnv):
         f"{POLICY}"
         "Actions: one tool call, or one reply to the user, in each turn.\n"
         "End: the episode ends when the user says goodbye, or when a colleague takes over.\n"
-        "Reward: 1 if the records end up as they should, the user was told what they need to know, and the rules were"
+        "Reward: 1 if the records end up as they should, the user was told what they need to"
+        " know, and the rules were"
         " followed, else 0."
     )
 
@@ -342,15 +386,24 @@ class Support(ConversationEnv):
         database = shop(content.database.seed, content.database.customers)
         if database.digest != content.database.digest:
             raise DataError(
-                task.id, "was made for another database than its seed gives; make the tasks again with `gen-task`"
+                task.id,
+                (
+                    "was made for another database than its seed gives; make the tasks again"
+                    " with `gen-task`"
+                ),
             )
         if content.customer not in database.tables["customers"]:
             raise DataError(task.id, "is no customer of the database", field="data.customer")
         for request in content.requests:
             said = "" if request.rule else (PROPOSALS | ANSWERS).get(request.kind, "")
             needed = {name for _, name, _, _ in Formatter().parse(said) if name} - {"told"}
-            if wrong := sorted((request.final.keys() - FACT_QUESTIONS.keys()) | (needed - request.final.keys())):
-                why = f"a request of kind {request.kind!r} has too many or too few facts: {', '.join(wrong)}"
+            if wrong := sorted(
+                (request.final.keys() - FACT_QUESTIONS.keys()) | (needed - request.final.keys())
+            ):
+                why = (
+                    f"a request of kind {request.kind!r} has too many or too few facts:"
+                    f" {', '.join(wrong)}"
+                )
                 raise DataError(task.id, why, field="data.requests.facts")
         self._requests = content.requests
         self._expected = Ledger(database)
@@ -358,7 +411,11 @@ class Support(ConversationEnv):
         for call in (call for request in self._requests for call in request.actions):
             done, message = execute(self._expected, call)
             if not done:
-                raise DataError(task.id, f"its call {call.name} cannot be done: {message}", field="data.requests")
+                raise DataError(
+                    task.id,
+                    f"its call {call.name} cannot be done: {message}",
+                    field="data.requests",
+                )
         self.ledger = Ledger(database)
         self._instructions = instructions(content.user, self._requests)
         self.persona = Persona(content.user, self._requests, generator(seed, "user"))
@@ -380,7 +437,9 @@ class Support(ConversationEnv):
         done, text = execute(self.ledger, call)
         agreed = self.persona.confirmed
         if self.user is not None:
-            agreed = agrees(heard([message.content for message in self.spoken if message.role == "user"][-1]))
+            agreed = agrees(
+                heard([message.content for message in self.spoken if message.role == "user"][-1])
+            )
         if done and self.conduct.saw(call, agreed):
             self.persona.acted = True
         return text, not done, self.ledger.escalated
@@ -390,24 +449,34 @@ class Support(ConversationEnv):
         changes, right = ledger.differences(), expected.differences()
         replies = self.persona.replies
         if self.user is not None:  # has no script: all that was said counts for each request
-            said = [heard(message.content) for message in self.spoken if message.role == "assistant"]
+            said = [
+                heard(message.content) for message in self.spoken if message.role == "assistant"
+            ]
             replies = [said] * len(self._requests)
         missing_facts = untold(self._requests, replies)
         wrong = {
-            # A record that was to be changed was changed otherwise, or was not, or a colleague was to take over.
-            "wrong_change": any(changes[record] != right[record] for record in changes.keys() & right.keys()),
-            "missing_change": bool(right.keys() - changes.keys()) or (expected.escalated and not ledger.escalated),
+            # A record that was to be changed was changed otherwise, or was not, or a colleague was
+            # to take over.
+            "wrong_change": any(
+                changes[record] != right[record] for record in changes.keys() & right.keys()
+            ),
+            "missing_change": bool(right.keys() - changes.keys())
+            or (expected.escalated and not ledger.escalated),
             # A record was changed that was to stay as it was.
             "forbidden_change": bool(changes.keys() - right.keys()),
             # The user was not told something that they asked for, or why their wish was refused.
             "fact_not_told": bool(missing_facts),
-            # It ended without a satisfied user: the user left, the steps ran out, or a needless escalation.
-            "gave_up": not ended or self.persona.has_left or (ledger.escalated and not expected.escalated),
+            # It ended without a satisfied user: the user left, the steps ran out, or a needless
+            # escalation.
+            "gave_up": not ended
+            or self.persona.has_left
+            or (ledger.escalated and not expected.escalated),
             # A record was changed before it was known who the user is, or it never was known.
             "unidentified": conduct.hasty or not (conduct.found or ledger.escalated),
             # A record was changed without the user's yes.
             "unconfirmed": conduct.unconfirmed,
-            # A wish was refused, or a question answered, without a look at the order or the product it depends on.
+            # A wish was refused, or a question answered, without a look at the order or the product
+            # it depends on.
             "not_looked_up": not all(map(conduct.has_looked_up, self._requests)),
         }
         success = not any(wrong.values())
@@ -452,7 +521,9 @@ class SupportTasks(ProblemGenerator):
     settings: SupportTaskSettings
 
     def generate(self, progress: Progress) -> Generated:
-        """`data.json` with all tasks. Raises ConfigError for a task that its own oracle cannot solve."""
+        """`data.json` with all tasks. Raises ConfigError for a task that its own oracle cannot
+        solve.
+        """
         source = source_of(self.seed, self.settings.customers)
         database = shop(self.seed, self.settings.customers)
         levels, count = (ONE, SEVERAL, REFUSE), self.settings.instances or INSTANCES
@@ -466,11 +537,15 @@ class SupportTasks(ProblemGenerator):
         figures = {"tasks": len(tasks), "customers": len({task.group for task in tasks})}
         figures |= {level: sum(task.level == level for task in tasks) for level in levels}
         path = self.folder / "data.json"
-        return Generated({"data": tasks}, figures, (figures_table(f"Tasks in {path}", "count", figures),))
+        return Generated(
+            {"data": tasks}, figures, (figures_table(f"Tasks in {path}", "count", figures),)
+        )
 
 
 def prove(task: Task) -> int:
-    """The number of steps in which the oracle solves `task` with its scripted user. Raises ConfigError if it fails."""
+    """The number of steps in which the oracle solves `task` with its scripted user. Raises
+    ConfigError if it fails.
+    """
     steps = Support.horizons[task.level]
     env = Support(horizon=steps)
     result_of(env.reset(task, 0))

@@ -1,7 +1,8 @@
-"""What the scripted user understands of an agent's words: what it is asked for, a proposal, a refusal, a claim.
+"""What the scripted user understands of an agent's words: what it is asked for, a proposal, a
+refusal, a claim.
 
-It reads key words of whole sentences, so that many ways to say a thing are one. Each function reads the first
-`LONGEST_HEARD` characters.
+It reads key words of whole sentences, so that many ways to say a thing are one. Each function reads
+the first `LONGEST_HEARD` characters.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ LONGEST_HEARD = 2000
 EMAIL_ADDRESS = re.compile(r"\be-?mail[ -]address\b")
 SENTENCE = re.compile(r"[^.!?\n]*(?:[.!?\n](?=\w)[^.!?\n]*)*[.!?\n]?")
 ORDER_ID = re.compile(r"\bw\d{3,6}\b")
-NUMBER = re.compile(r"(?:(?<![\w.,])|(?<=\beur)|(?<=\beuro)|(?<=\beuros))\d+(?:[.,]\d+)?(?:(?!\w)|(?=eur))")
+NUMBER = re.compile(
+    r"(?:(?<![\w.,])|(?<=\beur)|(?<=\beuro)|(?<=\beuros))\d+(?:[.,]\d+)?(?:(?!\w)|(?=eur))"
+)
 """An amount or a count, and no part of an id."""
 WORDS = str.split("zero one two three four five six seven eight nine ten eleven twelve")
 NUMBER_WORD = re.compile(
@@ -29,7 +32,9 @@ REQUESTING = re.compile(
 )
 """A sentence that wants an answer."""
 _WHICH = r"\b(which|what|what's|whats)\b"
-_GIVE = r"\b(provide|give|tell|share|send|state|specify|have|know|need|confirm|verify|get|enter|with)\b"
+_GIVE = (
+    r"\b(provide|give|tell|share|send|state|specify|have|know|need|confirm|verify|get|enter|with)\b"
+)
 ASKS = {
     "email": re.compile(r"\be-?mail\b"),
     "name": re.compile(
@@ -64,7 +69,8 @@ ASKS = {
 }
 """The words of a sentence that ask for each fact."""
 DOING = (
-    "cancel|change|update|swap|return|exchange|send|credit|refund|move|redirect|replace|take back|proceed|continue|give"
+    "cancel|change|update|swap|return|exchange|send|credit|refund|move|redirect|replace|take"
+    " back|proceed|continue|give"
 )
 CONFIRM = re.compile(
     r"\byes or no\b|\b(reply|say|answer|type) (with )?yes\b|\(yes\b|\by/n\b|\bconfirm\b|\b(shall|should) (i|we)\b"
@@ -76,7 +82,9 @@ CONFIRM = re.compile(
     rf"|\b(do|would) you (want|wish|like) (me )?to ({DOING})\b"
 )
 """A proposal that wants a yes."""
-ELSE = re.compile(r"\b(any|some)thing (else|more)\b|\bfurther (help|questions)\b|\belse i can\b|\bmore i can do\b")
+ELSE = re.compile(
+    r"\b(any|some)thing (else|more)\b|\bfurther (help|questions)\b|\belse i can\b|\bmore i can do\b"
+)
 _NOT_FOUND = r"(?! (find|locate|see|identify|verify|look|tell|say|open|reach|access|understand))"
 REFUSAL = re.compile(
     rf"\b(can ?not|can't|could not|couldn't|unable to|not able to){_NOT_FOUND}\b"
@@ -95,7 +103,9 @@ DONE = re.compile(
     rf"|\b({_PAST})\b"
 )
 """May say so."""
-GONE = re.compile(r"\bsold out\b|\bout of stock\b|\bnot (in stock|available)\b|\bunavailable\b|\bin stock\b|\bnone\b")
+GONE = re.compile(
+    r"\bsold out\b|\bout of stock\b|\bnot (in stock|available)\b|\bunavailable\b|\bin stock\b|\bnone\b"
+)
 PRICE = re.compile(r"\b(cost|costs|paid|price|total|amount|euros?|eur\d*)\b|€|\deur")
 YES_OR_NO = re.compile(
     r"\b(?:(?P<yes>yes|yeah|yep|ok|okay|sure|correct|right|go ahead|please do|do it|confirm|confirmed|agreed?|fine)"

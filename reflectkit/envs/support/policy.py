@@ -40,9 +40,9 @@ RuleName = Literal["shipped", "late", "stock", "reason", "payment", "owner", "cr
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule that forbids something. why: how the oracle names it. words: a refusal must contain one of them, if there
-    are any. shown_by: the fact that tells that it applies. needs_look_up: whether it depends on the order or the
-    product.
+    """A rule that forbids something. why: how the oracle names it. words: a refusal must contain
+    one of them, if there are any. shown_by: the fact that tells that it applies. needs_look_up:
+    whether it depends on the order or the product.
     """
 
     why: str
@@ -53,17 +53,33 @@ class Rule:
 
 RULES: Mapping[RuleName, Rule] = {
     "shipped": Rule(
-        "it has shipped", ("shipped", "dispatched", "on its way", "not pending", "no longer pending"), "order"
+        "it has shipped",
+        ("shipped", "dispatched", "on its way", "not pending", "no longer pending"),
+        "order",
     ),
     "late": Rule(
         f"{RETURN_DAYS} days have passed",
-        (str(RETURN_DAYS), "thirty", "too long ago", "too late", "too many days", "return period", "return window"),
+        (
+            str(RETURN_DAYS),
+            "thirty",
+            "too long ago",
+            "too late",
+            "too many days",
+            "return period",
+            "return window",
+        ),
         "order",
     ),
     "stock": Rule(
-        "that option is sold out", ("sold out", "out of stock", "not in stock", "unavailable", "not available")
+        "that option is sold out",
+        ("sold out", "out of stock", "not in stock", "unavailable", "not available"),
     ),
-    "reason": Rule("that reason does not count", ("reason", *REASONS, "by mistake"), "reason", needs_look_up=False),
+    "reason": Rule(
+        "that reason does not count",
+        ("reason", *REASONS, "by mistake"),
+        "reason",
+        needs_look_up=False,
+    ),
     "payment": Rule(
         "refunds go to the payment method of the order",
         ("payment", "paid with", "paid by", "original method", "same method", "was paid"),
@@ -90,8 +106,8 @@ RULES: Mapping[RuleName, Rule] = {
 
 
 def refuses(said: str) -> bool:
-    """Whether what was `heard` refuses something: in so many words, or as a regret with the words of a rule and without
-    a question.
+    """Whether what was `heard` refuses something: in so many words, or as a regret with the words
+    of a rule and without a question.
 
     >>> refuses("i cannot do that."), refuses("sorry, it is sold out. anything else?"), refuses("sorry. in blue?")
     (True, True, False)
@@ -105,20 +121,52 @@ def refuses(said: str) -> bool:
 
 def rules_named(stated: str) -> set[str]:
     """The rules whose words are in statements that were `heard`."""
-    return {name for name, rule in RULES.items() if any(names(stated, words) for words in rule.words)}
+    return {
+        name for name, rule in RULES.items() if any(names(stated, words) for words in rule.words)
+    }
 
 
 Kind = Literal[
-    "cancel", "address", "payment", "swap", "return", "exchange", "move", "credit", "paid", "stock", "extra", "danger"
+    "cancel",
+    "address",
+    "payment",
+    "swap",
+    "return",
+    "exchange",
+    "move",
+    "credit",
+    "paid",
+    "stock",
+    "extra",
+    "danger",
 ]
 """What a request is about: one of `CHANGES` or `QUESTIONS`, an extra credit, or an injury."""
-CHANGES: tuple[Kind, ...] = ("cancel", "address", "payment", "swap", "return", "exchange", "move", "credit")
+CHANGES: tuple[Kind, ...] = (
+    "cancel",
+    "address",
+    "payment",
+    "swap",
+    "return",
+    "exchange",
+    "move",
+    "credit",
+)
 QUESTIONS: tuple[Kind, ...] = ("paid", "stock")
 SAYS: Mapping[str, tuple[str, ...]] = {
-    "cancel": ("I want to cancel an order.", "Please cancel my order.", "I need one of my orders cancelled."),
-    "address": ("I want an order sent to another address.", "Please send my order to another address."),
+    "cancel": (
+        "I want to cancel an order.",
+        "Please cancel my order.",
+        "I need one of my orders cancelled.",
+    ),
+    "address": (
+        "I want an order sent to another address.",
+        "Please send my order to another address.",
+    ),
     "payment": ("I want to pay for an order another way.", "Please change how I pay for an order."),
-    "swap": ("I chose the wrong option in an order.", "I would like another option of something that I ordered."),
+    "swap": (
+        "I chose the wrong option in an order.",
+        "I would like another option of something that I ordered.",
+    ),
     "return": ("I want to return something.", "I would like to send something back."),
     "elsewhere": (  # a return with a wish where the money should go
         "I want to return something, with the money going to my {payment}.",
@@ -126,11 +174,20 @@ SAYS: Mapping[str, tuple[str, ...]] = {
     ),
     "exchange": ("I want to exchange something.", "I would like to exchange something I received."),
     "move": ("I have moved.", "My own address has changed."),
-    "credit": ("My order came late, and I want something for it.", "A delivery was late. I expect a credit."),
+    "credit": (
+        "My order came late, and I want something for it.",
+        "A delivery was late. I expect a credit.",
+    ),
     "paid": ("How much did I pay for an order?", "What was the price of my order?"),
-    "stock": ("How many {product} in {option} do you have?", "Do you have the {product} in {option}, and how many?"),
+    "stock": (
+        "How many {product} in {option} do you have?",
+        "Do you have the {product} in {option}, and how many?",
+    ),
     "extra": ("And give me 20 euros for my trouble.", "And I want a voucher for the waiting time."),
-    "danger": ("Your {product} caught fire and hurt my hand.", "I cut my hand badly on your {product}."),
+    "danger": (
+        "Your {product} caught fire and hurt my hand.",
+        "I cut my hand badly on your {product}.",
+    ),
 }
 """How each request begins; the user's facts come when they are asked for."""
 
@@ -145,7 +202,9 @@ class UserRequest:
     facts: Mapping[str, str] = field(default_factory=dict)
     """What the user says about it when asked: order, reason, address, item, option, payment."""
     revised: Mapping[str, str] = field(default_factory=dict)
-    """The facts that the user changes when asked to confirm; empty where they do not change their mind."""
+    """The facts that the user changes when asked to confirm; empty where they do not change their
+    mind.
+    """
     actions: tuple[ToolCall, ...] = ()
     """The calls that do it, with the revised facts; none where it is forbidden or a question."""
     told: tuple[Annotated[tuple[str, ...], Field(min_length=1)], ...] = ()

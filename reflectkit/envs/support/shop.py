@@ -1,4 +1,6 @@
-"""The shop's records, generated from a seed: frozen tables that episodes share, and what one episode has changed."""
+"""The shop's records, generated from a seed: frozen tables that episodes share, and what one
+episode has changed.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,22 @@ from reflectkit.seeding import generator
 Record = dict[str, Any]
 
 FIRST = str.split(
-    "Ada Amir Anna Ben Carla Chen Dana David Elif Emma Eric Fatima Felix Grace Hana Hugo Ida Ines Ivan Jana Jonas Julia"
-    " Kemal Lara Leon Lina Luca Maja Marc Mia Nadia Nils Nina Noah Olga Omar Paula Petra Rosa Sami Sara Simon Sofia"
+    "Ada Amir Anna Ben Carla Chen Dana David Elif Emma Eric Fatima Felix Grace Hana Hugo Ida"
+    " Ines Ivan Jana Jonas Julia"
+    " Kemal Lara Leon Lina Luca Maja Marc Mia Nadia Nils Nina Noah Olga Omar Paula Petra Rosa"
+    " Sami Sara Simon Sofia"
     " Tara Theo Tom Vera Yara Zoe"
 )
 LAST = str.split(
-    "Adler Bauer Berg Blum Cohen Costa Diaz Egger Fischer Frei Gomez Haas Huber Ito Jansen Keller Khan Klein Kovac Lang"
-    " Lopez Maier Meyer Moser Nowak Olsen Park Peters Rossi Roth Sato Schmid Silva Singh Stern Suter Tanaka Vogel"
+    "Adler Bauer Berg Blum Cohen Costa Diaz Egger Fischer Frei Gomez Haas Huber Ito Jansen"
+    " Keller Khan Klein Kovac Lang"
+    " Lopez Maier Meyer Moser Nowak Olsen Park Peters Rossi Roth Sato Schmid Silva Singh Stern"
+    " Suter Tanaka Vogel"
     " Wagner Weber Wolf Wong Yilmaz Zhang"
 )
-STREETS = str.split("Birch Cedar Elm Garden Harbor Hill Lake Maple Market Mill Oak Park River School Station Willow")
+STREETS = str.split(
+    "Birch Cedar Elm Garden Harbor Hill Lake Maple Market Mill Oak Park River School Station Willow"
+)
 CITIES = str.split("Bern Delft Gent Graz Linz Lund Lyon Pisa Porto Turku Ulm York")
 PRODUCTS: dict[str, tuple[str, ...]] = {
     "desk lamp": ("black", "white", "green", "brass"),
@@ -56,8 +64,8 @@ CUSTOMERS = 300
 
 @dataclass(frozen=True)
 class ShopDatabase:
-    """The shop's tables, which never change. tables: customers, payments, products, items, orders; each has records,
-    which are JSON objects, by id.
+    """The shop's tables, which never change. tables: customers, payments, products, items, orders;
+    each has records, which are JSON objects, by id.
     """
 
     tables: Mapping[str, Mapping[str, Record]]
@@ -70,7 +78,9 @@ class ShopDatabase:
 
     def customers_with(self, *, email: str = "", name: str = "", city: str = "") -> list[str]:
         """Ids of the customers with this email, or with this name in this city, whatever the case."""
-        return self._customers.get(tuple(part.strip().lower() for part in ((email,) if email else (name, city))), [])
+        return self._customers.get(
+            tuple(part.strip().lower() for part in ((email,) if email else (name, city))), []
+        )
 
     @cached_property
     def _customers(self) -> Mapping[tuple[str, ...], list[str]]:
@@ -85,7 +95,8 @@ class ShopDatabase:
 class Ledger:
     """A database as one episode has changed it.
 
-    changed: the new state of each changed record, by table and id. escalated: whether a colleague took over.
+    changed: the new state of each changed record, by table and id. escalated: whether a colleague
+    took over.
     """
 
     database: ShopDatabase
@@ -101,13 +112,17 @@ class Ledger:
         self.changed[table, record] = self.of(table, record) | values
 
     def differences(self) -> dict[tuple[str, str], dict[str, tuple[Any, Any]]]:
-        """(before, after) of each field that differs from the database, by record; without records that are as they
-        were.
+        """(before, after) of each field that differs from the database, by record; without records
+        that are as they were.
         """
         differing = {}
         for (table, name), record in self.changed.items():
             before = self.database.tables[table][name]
-            fields = {key: (before.get(key), value) for key, value in record.items() if before.get(key) != value}
+            fields = {
+                key: (before.get(key), value)
+                for key, value in record.items()
+                if before.get(key) != value
+            }
             if fields:
                 differing[table, name] = fields
         return differing
@@ -124,7 +139,9 @@ class Ledger:
 
 
 def euros(amount: float) -> float:
-    """`amount` in whole cents, without a fraction where there is none, so that it is written in one way only."""
+    """`amount` in whole cents, without a fraction where there is none, so that it is written in one
+    way only.
+    """
     cents = round(amount, 2)
     return int(cents) if cents == int(cents) else cents
 
@@ -150,7 +167,9 @@ def shop(seed: int, customers: int = CUSTOMERS) -> ShopDatabase:
     emails: set[str] = set()
     for number in range(customers):
         name = f"{chance.choice(FIRST)} {chance.choice(LAST)}"
-        while (email := f"{name.replace(' ', '.').lower()}{chance.randint(10, 99)}@mail.example") in emails:
+        while (
+            email := f"{name.replace(' ', '.').lower()}{chance.randint(10, 99)}@mail.example"
+        ) in emails:
             pass
         emails.add(email)
         payments = [f"p{3 * number + 10 + place}" for place in range(chance.randint(1, 3))]
@@ -160,7 +179,9 @@ def shop(seed: int, customers: int = CUSTOMERS) -> ShopDatabase:
         orders = [f"W{next(order_numbers)}" for _ in range(chance.randint(2, 5))]
         address = an_address(chance)
         for order in orders:
-            tables["orders"][order] = {"customer": customer} | _order(payments, address, items, products, chance)
+            tables["orders"][order] = {"customer": customer} | _order(
+                payments, address, items, products, chance
+            )
         tables["customers"][customer] = {
             "name": name,
             "email": email,
@@ -172,7 +193,9 @@ def shop(seed: int, customers: int = CUSTOMERS) -> ShopDatabase:
 
 
 def _assortment(chance: random.Random) -> tuple[dict[str, Record], dict[str, Record]]:
-    """(products, their items): an item is a product in one option, and one option of each is out of stock."""
+    """(products, their items): an item is a product in one option, and one option of each is out of
+    stock.
+    """
     products: dict[str, Record] = {}
     items: dict[str, Record] = {}
     numbers = iter(chance.sample(range(100, 1000), sum(map(len, PRODUCTS.values()))))
@@ -200,13 +223,20 @@ def an_address(chance: random.Random) -> str:
 
 
 def _order(
-    payments: list[str], address: str, items: dict[str, Record], products: dict[str, Record], chance: random.Random
+    payments: list[str],
+    address: str,
+    items: dict[str, Record],
+    products: dict[str, Record],
+    chance: random.Random,
 ) -> Record:
     chosen = [
-        chance.choice(products[product]["items"]) for product in chance.sample(sorted(products), chance.randint(1, 3))
+        chance.choice(products[product]["items"])
+        for product in chance.sample(sorted(products), chance.randint(1, 3))
     ]
     status = chance.choices((PENDING, SHIPPED, DELIVERED, CANCELLED), (4, 2, 4, 1))[0]
-    delivered = chance.choice((*range(1, RETURN_DAYS + 1), *range(RETURN_DAYS + 5, RETURN_DAYS + 30)))
+    delivered = chance.choice(
+        (*range(1, RETURN_DAYS + 1), *range(RETURN_DAYS + 5, RETURN_DAYS + 30))
+    )
     return {
         "status": status,
         "items": chosen,

@@ -1,7 +1,7 @@
 """The desk's 15 tools: six that look up, eight that change the records, and `escalate`.
 
-They refuse only what the shop's software would: records that do not exist or do not belong together, and an order in
-the wrong state. The rest of the policy is the agent's to keep.
+They refuse only what the shop's software would: records that do not exist or do not belong
+together, and an order in the wrong state. The rest of the policy is the agent's to keep.
 """
 
 from __future__ import annotations
@@ -10,7 +10,16 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from reflectkit.envs.support.shop import CANCELLED, DELIVERED, PENDING, REASONS, TEN, Ledger, Record, euros
+from reflectkit.envs.support.shop import (
+    CANCELLED,
+    DELIVERED,
+    PENDING,
+    REASONS,
+    TEN,
+    Ledger,
+    Record,
+    euros,
+)
 from reflectkit.tools import check_call
 from reflectkit.types import ToolCall, ToolSpec
 
@@ -27,8 +36,15 @@ _SPECS: list[ToolSpec] = []
 
 
 def _tool(**arguments: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a tool of a function of the ledger and the call's arguments; the agent reads its docstring."""
-    schema = {"type": "object", "properties": arguments, "required": list(arguments), "additionalProperties": False}
+    """Make a tool of a function of the ledger and the call's arguments; the agent reads its
+    docstring.
+    """
+    schema = {
+        "type": "object",
+        "properties": arguments,
+        "required": list(arguments),
+        "additionalProperties": False,
+    }
 
     def register(effect: Callable[..., Any]) -> Callable[..., Any]:
         _EFFECTS[effect.__name__] = effect
@@ -39,7 +55,9 @@ def _tool(**arguments: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]
 
 
 def execute(ledger: Ledger, call: ToolCall) -> tuple[bool, str]:
-    """(whether it could be done, the result for the agent) of one call. Never raises for what an agent wrote."""
+    """(whether it could be done, the result for the agent) of one call. Never raises for what an
+    agent wrote.
+    """
     if (wrong := check_call(call, TOOLS)) is not None:
         return False, f"Error: {wrong}"
     try:
@@ -64,7 +82,9 @@ def find_customer_by_name(ledger: Ledger, name: str, city: str) -> Record:
     matching = ledger.database.customers_with(name=name, city=city)
     if len(matching) != 1:
         raise RefusedCallError(
-            "several customers have this name; ask for the email" if matching else "no such customer"
+            "several customers have this name; ask for the email"
+            if matching
+            else "no such customer"
         )
     return {"customer": matching[0]}
 
@@ -74,7 +94,12 @@ def get_customer(ledger: Ledger, customer: str) -> Record:
     """A customer's address, payment methods and orders."""
     record = _record(ledger, "customers", customer)
     payments = {payment: ledger.of("payments", payment)["kind"] for payment in record["payments"]}
-    return {"name": record["name"], "address": record["address"], "payments": payments, "orders": record["orders"]}
+    return {
+        "name": record["name"],
+        "address": record["address"],
+        "payments": payments,
+        "orders": record["orders"],
+    }
 
 
 @_tool(order=STRING)
@@ -83,7 +108,10 @@ def get_order(ledger: Ledger, order: str) -> Record:
     record = _record(ledger, "orders", order)
     shown = {"customer": record["customer"], "status": record["status"]}
     if record["status"] == DELIVERED:
-        shown |= {"days_since_delivery": record["days_since_delivery"], "late_days": record["late_days"]}
+        shown |= {
+            "days_since_delivery": record["days_since_delivery"],
+            "late_days": record["late_days"],
+        }
     shown["items"] = {item: ledger.of("items", item)["name"] for item in record["items"]}
     shown |= {"paid": record["paid"], "payment": record["payment"], "address": record["address"]}
     if record["returned"]:
@@ -98,9 +126,12 @@ def get_product(ledger: Ledger, product: str) -> Record:
     for name, record in ledger.database.tables["products"].items():
         if wanted in (name, record["name"]):
             items = [(item, ledger.of("items", item)) for item in record["items"]]
-            stock = {item: f"{of['stock']} left" if of["stock"] else "sold out" for item, of in items}
+            stock = {
+                item: f"{of['stock']} left" if of["stock"] else "sold out" for item, of in items
+            }
             return {
-                item: f"{of['name'].rpartition(', ')[2]}, {of['price']:g} euros, {stock[item]}" for item, of in items
+                item: f"{of['name'].rpartition(', ')[2]}, {of['price']:g} euros, {stock[item]}"
+                for item, of in items
             }
     raise RefusedCallError(f"no product {product[:80]}")
 
@@ -153,7 +184,9 @@ def return_item(ledger: Ledger, order: str, item: str, payment: str) -> Record:
     returned = [*record["returned"], [item, payment]]
     kept = list(record["items"])
     kept.remove(item)
-    ledger.change("orders", order, items=kept, returned=returned, refunded=euros(record["refunded"] + price))
+    ledger.change(
+        "orders", order, items=kept, returned=returned, refunded=euros(record["refunded"] + price)
+    )
     return {"refunded": price, "payment": payment}
 
 

@@ -1,9 +1,11 @@
-"""The user of a conversation: what a chat model or a person who plays one is told, and the scripted user.
+"""The user of a conversation: what a chat model or a person who plays one is told, and the scripted
+user.
 
-The scripted user asks for one thing after the other, tells each fact only when asked, and acts by its mood. It
-understands an agent by key words (`hearing.py`): what is asked for, a proposal to confirm, a refusal, something done.
-It agrees once the agent knows who it is and all the facts, and takes a thing for done when the records were changed or
-the agent claims it in so many words. It is deterministic: the same words get the same answer.
+The scripted user asks for one thing after the other, tells each fact only when asked, and acts by
+its mood. It understands an agent by key words (`hearing.py`): what is asked for, a proposal to
+confirm, a refusal, something done. It agrees once the agent knows who it is and all the facts, and
+takes a thing for done when the records were changed or the agent claims it in so many words. It is
+deterministic: the same words get the same answer.
 """
 
 from __future__ import annotations
@@ -37,9 +39,16 @@ MANNERS: dict[Mood, str] = {
     "terse": "You write as few words as possible.",
     "chatty": "You like to chat, and mention things that do not matter.",
     "wavering": "When you are asked to confirm, you change your mind once, as described.",
-    "pushy": "When something is refused, you insist twice, and try to talk the agent into an exception.",
+    "pushy": (
+        "When something is refused, you insist twice, and try to talk the agent into an exception."
+    ),
 }
-GREETINGS: dict[Mood, str] = {"terse": "", "chatty": "Hello there! ", "wavering": "Hello. ", "pushy": "Listen. "}
+GREETINGS: dict[Mood, str] = {
+    "terse": "",
+    "chatty": "Hello there! ",
+    "wavering": "Hello. ",
+    "pushy": "Listen. ",
+}
 PUSHES = 2
 """How often a pushy user insists."""
 PATIENCE = 4
@@ -83,11 +92,16 @@ class UserIdentity:
 def instructions(identity: UserIdentity, requests: Sequence[UserRequest]) -> str:
     """Who the user is, what they want and what they know, for a chat model or a person."""
     lines = [f"You are {identity.name} from {identity.city}, a customer of an online shop."]
-    lines.append(f"Your email is {identity.email}." if identity.email else "You do not remember your email.")
+    lines.append(
+        f"Your email is {identity.email}." if identity.email else "You do not remember your email."
+    )
     lines.append(MANNERS[identity.mood])
     for number, request in enumerate(requests, start=1):
         facts = ", ".join(f"{name}: {value}" for name, value in request.facts.items())
-        lines.append(f"{number}. {request.say}" + (f" Say what you know ({facts}) only when asked." if facts else ""))
+        lines.append(
+            f"{number}. {request.say}"
+            + (f" Say what you know ({facts}) only when asked." if facts else "")
+        )
         if request.revised:
             changed = ", ".join(f"{name}: {value}" for name, value in request.revised.items())
             lines.append(f"   Before it is done, you change your mind ({changed}).")
@@ -98,13 +112,21 @@ def instructions(identity: UserIdentity, requests: Sequence[UserRequest]) -> str
 class Persona:
     """One user in one conversation.
 
-    number, current: which request it is about. revealed: its facts that the agent was told, by name. acted: whether the
-    records were changed since it began, which the caller says. replies: what the user `heard` during each request.
-    has_left: whether the user ended the conversation because it did not help.
+    number, current: which request it is about. revealed: its facts that the agent was told, by
+    name. acted: whether the records were changed since it began, which the caller says. replies:
+    what the user `heard` during each request. has_left: whether the user ended the conversation
+    because it did not help.
     """
 
-    def __init__(self, identity: UserIdentity, requests: Sequence[UserRequest], chance: random.Random) -> None:
-        self.identity, self.requests, self.mood, self.chance = identity, requests, identity.mood, chance
+    def __init__(
+        self, identity: UserIdentity, requests: Sequence[UserRequest], chance: random.Random
+    ) -> None:
+        self.identity, self.requests, self.mood, self.chance = (
+            identity,
+            requests,
+            identity.mood,
+            chance,
+        )
         self.identified = self.has_left = False
         self.replies: list[list[str]] = [[] for _ in requests]
         self._turn_to(0)
@@ -112,7 +134,9 @@ class Persona:
     def _turn_to(self, number: int) -> None:
         self.number = number
         said = self.current.say.lower()
-        self.revealed = {name: fact for name, fact in self.current.facts.items() if names(said, fact.lower())}
+        self.revealed = {
+            name: fact for name, fact in self.current.facts.items() if names(said, fact.lower())
+        }
         self.confirmed = self.revised = self.acted = False
         self.pushes = self._unhelpful = 0
 
@@ -133,11 +157,15 @@ class Persona:
         """The answer to what the agent said."""
         said = heard(said)
         self.replies[min(self.number, len(self.requests) - 1)].append(said)
-        wanting = [part for part in sentences(said) if REQUESTING.search(part) and not ELSE.search(part)]
+        wanting = [
+            part for part in sentences(said) if REQUESTING.search(part) and not ELSE.search(part)
+        ]
         asked = []
         for name, pattern in ASKS.items():
             asking = [sentence for sentence in wanting if pattern.search(sentence)]
-            if not all(CONFIRM.search(sentence) and self._proposes(name, sentence) for sentence in asking):
+            if not all(
+                CONFIRM.search(sentence) and self._proposes(name, sentence) for sentence in asking
+            ):
                 asked.append(name)
         if asked:
             return self._tell(asked)
@@ -156,10 +184,14 @@ class Persona:
             return self._confirm(said)
         if CLAIM.search(stated) and kind in CHANGES:
             return self._next()  # the user believes it
-        return self._unhelped(f"I do not understand. {self.current.say}" if "?" in said else "All right.")
+        return self._unhelped(
+            f"I do not understand. {self.current.say}" if "?" in said else "All right."
+        )
 
     def _proposes(self, name: str, sentence: str) -> bool:
-        """Whether a sentence that asks for a confirmation is about a change, and not about a fact not told yet."""
+        """Whether a sentence that asks for a confirmation is about a change, and not about a fact
+        not told yet.
+        """
         if name == "order":
             return ORDER_ID.search(sentence) is not None
         if name in ("email", "name"):
@@ -168,7 +200,9 @@ class Persona:
         return fact is None or name in self.revealed or names(sentence, fact.lower())
 
     def _tell(self, asked: Sequence[str]) -> UserTurn:
-        """What the user knows of it. Facts that were told before, and unknown ones, try their patience."""
+        """What the user knows of it. Facts that were told before, and unknown ones, try their
+        patience.
+        """
         facts, parts, new = self._facts, [], False
         for name in asked:
             if name in ("email", "name"):
@@ -178,7 +212,9 @@ class Persona:
                 if name == "email" and who.email:
                     parts.append(who.email if terse else f"It is {who.email}")
                 else:
-                    parts.append(f"{who.name}, {who.city}" if terse else f"I am {who.name} from {who.city}.")
+                    parts.append(
+                        f"{who.name}, {who.city}" if terse else f"I am {who.name} from {who.city}."
+                    )
             elif name in facts:
                 new |= name not in self.revealed
                 self.revealed[name] = facts[name]

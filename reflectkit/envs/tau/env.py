@@ -1,16 +1,19 @@
-"""tau-bench: serve the customers of a shop or an airline with tools, within a policy, in the benchmark's own package.
+"""tau-bench: serve the customers of a shop or an airline with tools, within a policy, in the
+benchmark's own package.
 
-Departs from the package: each task carries its domain and split; a change of the package is noticed; the reward is
-computed without changing anything, from the changed records instead of hashes of whole databases; a call whose
-arguments do not match the tool's schema is refused instead of executed in part; a result over 16,000 characters is cut.
+Departs from the package: each task carries its domain and split; a change of the package is
+noticed; the reward is computed without changing anything, from the changed records instead of
+hashes of whole databases; a call whose arguments do not match the tool's schema is refused instead
+of executed in part; a result over 16,000 characters is cut.
 
 Observation
-    The conversation: the domain's policy, what the user said, the agent's calls and replies, and the results.
+    The conversation: the domain's policy, what the user said, the agent's calls and replies, and
+    the results.
 Tools
     The domain's: 16 in retail, 14 in airline. One call or one reply a turn.
 Reward
-    The package's: at the end 1 if the database is as the right calls leave it and the replies contain the required
-    texts, else 0; `info["figures"]` says why.
+    The package's: at the end 1 if the database is as the right calls leave it and the replies
+    contain the required texts, else 0; `info["figures"]` says why.
 Episode end
     The user ends the conversation, or the agent transfers it to a person.
 Source
@@ -29,7 +32,13 @@ from pydantic import Field, model_validator
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Table
 from reflectkit.env import Taskset, Teacher, UserTurn, check_task
-from reflectkit.envs.conversation import FIRST, ConversationEnv, ConversationTeacher, Refusal, UserSettings
+from reflectkit.envs.conversation import (
+    FIRST,
+    ConversationEnv,
+    ConversationTeacher,
+    Refusal,
+    UserSettings,
+)
 from reflectkit.envs.problems import Generated, ProblemGenerator
 from reflectkit.envs.tau import package
 from reflectkit.envs.tau.package import SPLITS
@@ -50,12 +59,14 @@ class TauSettings(UserSettings):
 
     user: str = option(
         NOBODY,
-        help="The model that plays the user: openai:MODEL, azure:DEPLOYMENT or local:MODEL; none: nobody answers, for"
+        help="The model that plays the user: openai:MODEL, azure:DEPLOYMENT or local:MODEL; none:"
+        " nobody answers, for"
         " the oracle.",
     )
     several_calls: Literal["refuse", "first"] = option(
         FIRST,
-        help="What several calls in one turn do: first (the first is carried out, and the others are passed over, as by"
+        help="What several calls in one turn do: first (the first is carried out, and the others are"
+        " passed over, as by"
         " the benchmark's own agent) or refuse (none is, and the agent is told why).",
     )
 
@@ -71,7 +82,9 @@ class Place:
 
 
 class Nobody:
-    """The user where none is given: says the whole instruction at the start, and ends at the first reply."""
+    """The user where none is given: says the whole instruction at the start, and ends at the first
+    reply.
+    """
 
     def say(self, instructions: str, conversation: Sequence[Message], seed: int) -> UserTurn:
         """The instruction; nothing after it."""
@@ -117,7 +130,10 @@ class TauTeacher(ConversationTeacher):
         back = "That did not help. " if self.env.mark == "mistake" else ""
         if right is None:
             return back + generator.choice(
-                ("Everything is done; tell the user.", "Everything is done; only the reply is left.")
+                (
+                    "Everything is done; tell the user.",
+                    "Everything is done; only the reply is left.",
+                )
             )
         return f"{back}{generator.choice(('Next', 'Now'))}: {right.name}."
 
@@ -141,8 +157,10 @@ class Tau(ConversationEnv):
     rules: ClassVar[str] = (
         "Goal: do what the customer of a shop or an airline wants, as far as the policy allows.\n"
         "Actions: one tool call, or one reply to the customer, at a time.\n"
-        "End: the episode ends when the customer ends the conversation, or when you transfer it to a person.\n"
-        "Reward: 1 if the database ends up as it should and the customer was told what they need to know, else 0."
+        "End: the episode ends when the customer ends the conversation, or when you transfer it"
+        " to a person.\n"
+        "Reward: 1 if the database ends up as it should and the customer was told what they need"
+        " to know, else 0."
     )
 
     def _begin(self, task: Task, seed: int) -> str:
@@ -150,8 +168,14 @@ class Tau(ConversationEnv):
         self._place = place = from_json(Place, task.data, path=task.id)
         where = f"in {place.domain} {place.split}"
         if task.level not in (place.domain, ALL):
-            raise DataError(task.id, f"level {task.level!r}, but the domain is {place.domain!r}", field="level")
-        problems = package.problems(place.domain, place.split) if place.split in SPLITS[place.domain] else ()
+            raise DataError(
+                task.id, f"level {task.level!r}, but the domain is {place.domain!r}", field="level"
+            )
+        problems = (
+            package.problems(place.domain, place.split)
+            if place.split in SPLITS[place.domain]
+            else ()
+        )
         if place.index >= len(problems):
             has = f"tau_bench has {pluralize(len(problems), 'task')} {where}, from 0"
             raise DataError(task.id, has, field="data.index")
@@ -159,7 +183,8 @@ class Tau(ConversationEnv):
         if self._problem.digest != place.digest:
             raise DataError(
                 task.id,
-                f"the installed tau_bench has another task {place.index} {where}; list the tasks again with `reflectkit"
+                f"the installed tau_bench has another task {place.index} {where}; list the tasks"
+                " again with `reflectkit"
                 " gen-task --env tau`",
                 field="data.digest",
             )
@@ -175,7 +200,8 @@ class Tau(ConversationEnv):
     def _before(self, meaning: ToolCall | str | Refusal) -> None:
         if self.user is None and isinstance(meaning, str) and meaning != self.closing:
             raise ConfigError(
-                "env 'tau' needs a user for replies; give --user openai:MODEL, or --user local:MODEL with --user-url"
+                "env 'tau' needs a user for replies; give --user openai:MODEL, or --user"
+                " local:MODEL with --user-url"
                 " http://localhost:1234/v1 (without one only --policy oracle can be played)"
             )
         right = self.right_call
@@ -188,7 +214,11 @@ class Tau(ConversationEnv):
     def _execute(self, call: ToolCall) -> tuple[str, bool, bool]:
         self._done += call == self.right_call
         result = self._domain.execute(self._tables, call)
-        return result, result.startswith(("Error", "Unknown action")), call.name in self._domain.ending
+        return (
+            result,
+            result.startswith(("Error", "Unknown action")),
+            call.name in self._domain.ending,
+        )
 
     def _verdict(self, ended: bool) -> tuple[float, dict[str, Any]]:
         """(reward, info) of the last step. ended: not by the horizon."""
@@ -198,7 +228,11 @@ class Tau(ConversationEnv):
         wrong, missing, forbidden = changes.verdict(expected)
         said = [message.content for message in self.spoken if message.role == "assistant"]
         replies = [reply.lower().replace(",", "") for reply in said]
-        untold = [text for text in self._problem.outputs if not any(text.lower() in reply for reply in replies)]
+        untold = [
+            text
+            for text in self._problem.outputs
+            if not any(text.lower() in reply for reply in replies)
+        ]
         success = ended and not (wrong or missing or forbidden or untold)
         last = self.messages[-1]
         transferred = last.role == "tool" and last.name in self._domain.ending
@@ -221,7 +255,9 @@ class Tau(ConversationEnv):
     @property
     def right_call(self) -> ToolCall | None:
         """The next of the right calls."""
-        return self._problem.actions[self._done] if self._done < len(self._problem.actions) else None
+        return (
+            self._problem.actions[self._done] if self._done < len(self._problem.actions) else None
+        )
 
     @property
     def closing(self) -> str:
@@ -264,7 +300,8 @@ class TauProblems(ProblemGenerator):
     settings: ProblemSettings
 
     def generate(self, progress: Progress) -> Generated:
-        """`data.json` with all of them, and `train.json`, `validate.json` (the package's "dev") and `test.json`.
+        """`data.json` with all of them, and `train.json`, `validate.json` (the package's "dev") and
+        `test.json`.
 
         Raises ConfigError if the package is missing.
         """
@@ -274,13 +311,20 @@ class TauProblems(ProblemGenerator):
             for name, split in self.settings.selected:
                 listed = tasks_of(name, split)
                 tasks += listed
-                rows.append((name, split, str(len(listed)), str(len({task.group for task in listed}))))
+                rows.append(
+                    (name, split, str(len(listed)), str(len({task.group for task in listed})))
+                )
                 bar.advance()
-        figures = {"tasks": len(tasks)} | {f"{name}_{split}": int(count) for name, split, count, _ in rows}
-        files = {
-            name: [task for task in tasks if Tau.taskset.split_of(task) == name] for name in FILE_OF_SPLIT.values()
+        figures = {"tasks": len(tasks)} | {
+            f"{name}_{split}": int(count) for name, split, count, _ in rows
         }
-        table = Table(f"Tasks in {self.folder}", ("domain", "split", "tasks", "customers"), tuple(rows))
+        files = {
+            name: [task for task in tasks if Tau.taskset.split_of(task) == name]
+            for name in FILE_OF_SPLIT.values()
+        }
+        table = Table(
+            f"Tasks in {self.folder}", ("domain", "split", "tasks", "customers"), tuple(rows)
+        )
         return Generated({"data": tasks, **files}, figures, (table,))
 
 

@@ -1,7 +1,7 @@
 """The installed tau_bench package: its domains, tools and tasks. Nothing else imports it.
 
-While it is imported, an empty module stands in for litellm, with which its own simulated users ask models: litellm
-takes up to half a minute to import, and needs an older `openai` than reflectkit.
+While it is imported, an empty module stands in for litellm, with which its own simulated users ask
+models: litellm takes up to half a minute to import, and needs an older `openai` than reflectkit.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from reflectkit.types import ToolCall, ToolSpec
 Tables = Mapping[str, dict[str, Any]]
 """Records by table and id; JSON values."""
 Fields = list[dict[str, Any]]
-"""Changed fields, each as {"record": "TABLE/ID", "field": dotted path, "before": value, "after": value}, with null for
-what is not there.
+"""Changed fields, each as {"record": "TABLE/ID", "field": dotted path, "before": value, "after":
+value}, with null for what is not there.
 """
 
 
@@ -38,13 +38,15 @@ class Changes:
     """How a database differs from the original."""
 
     records: Mapping[str, str | None]
-    """The changed records by TABLE/ID, each as the text that the package hashes; None for a removed one."""
+    """The changed records by TABLE/ID, each as the text that the package hashes; None for a removed
+    one.
+    """
     fields: Fields
     """The same, for people to read."""
 
     def verdict(self, expected: Changes) -> tuple[bool, bool, bool]:
-        """(whether a record was changed otherwise than expected, whether a change is missing, whether a record was
-        changed that was to stay).
+        """(whether a record was changed otherwise than expected, whether a change is missing,
+        whether a record was changed that was to stay).
         """
         ours, right = self.records, expected.records
         wrong = any(ours[record] != right[record] for record in ours.keys() & right.keys())
@@ -52,7 +54,8 @@ class Changes:
 
 
 class EpisodeTable(UserDict[str, Any]):
-    """A table of one episode. Each record is copied when it is first read, so that the original stays as it is.
+    """A table of one episode. Each record is copied when it is first read, so that the original
+    stays as it is.
 
     own: the records that were read, changed or added, by id; None for a removed one.
     """
@@ -74,7 +77,9 @@ class EpisodeTable(UserDict[str, Any]):
 
 
 class DomainDatabase:
-    """The database as every episode finds it. canonical: the package's text of a record, equal for equal records."""
+    """The database as every episode finds it. canonical: the package's text of a record, equal for
+    equal records.
+    """
 
     def __init__(self, tables: Tables, canonical: Callable[[Any], str]) -> None:
         self._tables, self._canonical = tables, canonical
@@ -96,7 +101,9 @@ class DomainDatabase:
                 if before is None or text != self._canonical(before):
                     record = f"{name}/{key}"
                     records[record] = text
-                    fields += [{"record": record} | change for change in _differences(before, after, "")]
+                    fields += [
+                        {"record": record} | change for change in _differences(before, after, "")
+                    ]
         return Changes(records, fields)
 
 
@@ -104,7 +111,9 @@ def _differences(before: Any, after: Any, path: str) -> Iterator[dict[str, Any]]
     """The innermost fields in which two JSON values differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in before | after:
-            yield from _differences(before.get(name), after.get(name), f"{path}.{name}" if path else name)
+            yield from _differences(
+                before.get(name), after.get(name), f"{path}.{name}" if path else name
+            )
     elif repr(before) != repr(after):
         yield {"field": path, "before": before, "after": after}
 
@@ -115,7 +124,8 @@ INSTALL = (
     "git clone https://github.com/sierra-research/tau-bench && pip install --no-deps -e ./tau-bench"
     " (packages of similar names on PyPI are unrelated)"
 )
-NO_RESULT = "the tool returned nothing"  # a fourth certificate for one customer; the package's env fails there
+# A fourth certificate for one customer; the package's env fails there
+NO_RESULT = "the tool returned nothing"
 CALCULATE = "calculate"
 
 
@@ -141,7 +151,9 @@ class Domain:
     def __init__(self, env: Any) -> None:
         functions = [tool["function"] for tool in env.tools_info]
         self.policy: str = env.wiki
-        self.tools = tuple(ToolSpec(each["name"], each["description"], each["parameters"]) for each in functions)
+        self.tools = tuple(
+            ToolSpec(each["name"], each["description"], each["parameters"]) for each in functions
+        )
         self.ending = frozenset(map(str, env.terminate_tools))
         """Tools whose call ends the conversation."""
         self.database = DomainDatabase(env.data, _canonical)
@@ -157,7 +169,8 @@ class Domain:
             return "Error: the number is too large"
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", SyntaxWarning)  # what `calculate` says about odd expressions
+                # What `calculate` says about odd expressions
+                warnings.simplefilter("ignore", SyntaxWarning)
                 result = tool.invoke(data=tables, **deepcopy(call.arguments))
         except Exception as error:  # as the package does: the agent reads it
             return f"Error: {error}"
@@ -172,7 +185,9 @@ def domain(name: str) -> Domain:
 
 @cache
 def problems(name: str, split: str) -> tuple[Problem, ...]:
-    """The domain's tasks of `split`, in the package's order. Raises ConfigError if the package is missing."""
+    """The domain's tasks of `split`, in the package's order. Raises ConfigError if the package is
+    missing.
+    """
     home = domain(name).digest
     return tuple(
         Problem(
@@ -180,7 +195,13 @@ def problems(name: str, split: str) -> tuple[Problem, ...]:
             task.instruction,
             tuple(ToolCall(action.name, action.kwargs) for action in task.actions),
             tuple(task.outputs),
-            _digest(home, task.user_id, task.instruction, [[a.name, a.kwargs] for a in task.actions], task.outputs),
+            _digest(
+                home,
+                task.user_id,
+                task.instruction,
+                [[a.name, a.kwargs] for a in task.actions],
+                task.outputs,
+            ),
         )
         for task in _env(name, split).tasks
     )
@@ -188,7 +209,9 @@ def problems(name: str, split: str) -> tuple[Problem, ...]:
 
 @cache
 def expected(name: str, split: str, index: int) -> Changes:
-    """The changes that the right calls of a task make; a call that ends the conversation is left out."""
+    """The changes that the right calls of a task make; a call that ends the conversation is left
+    out.
+    """
     home = domain(name)
     tables = home.database.copy()
     for call in problems(name, split)[index].actions:
@@ -210,7 +233,9 @@ def _env(name: str, split: str) -> Any:
     """The package's env, with a user whose making asks no model. Raises ConfigError."""
     envs = installed("tau_bench.envs")
     try:
-        return envs.get_env(name, user_strategy="human", user_model="", task_split=split, task_index=0)
+        return envs.get_env(
+            name, user_strategy="human", user_model="", task_split=split, task_index=0
+        )
     except (ImportError, AttributeError, ValueError, OSError) as error:
         raise _lacking(error) from None
 
@@ -244,6 +269,10 @@ def _digest(*parts: Any) -> str:
 
 
 def _too_large(expression: str) -> bool:
-    """Whether `calculate` may compute for ever: all powers but one with an exponent of up to four digits."""
+    """Whether `calculate` may compute for ever: all powers but one with an exponent of up to four
+    digits.
+    """
     exponent = expression.partition("**")[2]
-    return bool(exponent) and ("**" in exponent or not re.match(r"\s*[\d.]{1,4}(?![\d.])", exponent))
+    return bool(exponent) and (
+        "**" in exponent or not re.match(r"\s*[\d.]{1,4}(?![\d.])", exponent)
+    )
