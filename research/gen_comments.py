@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from reflectkit.agents.players import model_folders, refuse_without_model
+from reflectkit.agents.player_refs import model_folders, refuse_without_model
 from reflectkit.cli.main import main
 from reflectkit.commands import Traits
 from reflectkit.config import Config, identifying, option

@@ -12,7 +12,8 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from reflectkit.agents.players import model_folders, plain_settings
+from reflectkit.agents.mismatches import plain_settings
+from reflectkit.agents.player_refs import model_folders
 from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option, with_values
 from reflectkit.console import Progress, Report, Table

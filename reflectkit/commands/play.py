@@ -18,14 +18,9 @@ from pydantic import model_validator
 from typing_extensions import override
 
 from reflectkit.agents.human import HELP_KEYS, LEFT, Human, action_text, keys_of
-from reflectkit.agents.players import (
-    Player,
-    Players,
-    PlayersSetup,
-    model_folders,
-    parse_policy,
-    warn_of,
-)
+from reflectkit.agents.mismatches import playing_mismatches
+from reflectkit.agents.player_refs import Player, model_folders, parse_policy
+from reflectkit.agents.players import Players, PlayersSetup
 from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig, DecisionConfig, Endpoint, address_in_use, key_of
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
@@ -216,7 +211,7 @@ class PlayConfig(Config):
     def asked_endpoints(self) -> list[Endpoint]:
         """The decision model that plays, and the chat or decision model that comments, if any do."""
         comments = [self.reflector] if self.reflector is not None and self.reflector.is_asked else []
-        return [self.players.endpoint_of(str(model)) for model in (*self.player.asked, *comments)]
+        return [self.players.endpoint_of(str(model)) for model in (*self.player.api_models, *comments)]
 
     @property
     @override
@@ -252,15 +247,16 @@ def run(config: PlayConfig, progress: Progress) -> Report:
     if player.checkpoint is not None:
         config.sampler.answer_of(player.checkpoint)
     if config.chat.dry_run:
-        from reflectkit.evals.estimate import asked_of, estimate
+        from reflectkit.evals.estimate import estimate, planned_calls
 
-        commented = player if player.asked else replace(player, reflector=commentator)
-        asked = [asked_of(commented, config.players, task.level, [task], 1) for task in drawn]
+        commented = player if player.api_models else replace(player, reflector=commentator)
+        asked = [planned_calls(commented, config.players, task.level, [task], 1) for task in drawn]
         return estimate("play", setup, config.chat, asked, progress, config.run.seed)
     for endpoint in config.asked_endpoints:
         key_of(endpoint)
     folders = model_folders((player.policy, player.reflector, commentator))
-    warn_of(env, [player], folders, progress)
+    for warning in playing_mismatches(env, [player], folders):
+        progress.news(f"warning: {warning}")
     if folders:
         progress.news(f"loading {' and '.join(map(str, folders))}")
     inputs = [*([source] if source else []), *folders, *setup.input_files(tasks)]

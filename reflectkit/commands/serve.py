@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
-from reflectkit.agents.players import Player, Players, PlayersSetup, mismatch
+from reflectkit.agents.mismatches import comments_mismatch
+from reflectkit.agents.player_refs import Player
+from reflectkit.agents.players import Players, PlayersSetup
 from reflectkit.chat.config import ChatConfig, DecisionConfig, key_of, parse_endpoint
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report
@@ -113,11 +115,11 @@ def run(config: ServeConfig, progress: Progress) -> Report:
     with TemporaryDirectory(prefix="reflectkit-serve-") as folder:
         player = Player("policy", config.load_dir, config.reflect_load_dir)
         player = player.resolved(config.run.data_dir, progress)
-        if warning := mismatch(player):
+        if warning := comments_mismatch(player):
             progress.news(f"warning: {warning}")
         progress.news(f"serve: loading {config.load_dir}")
         setup = PlayersSetup(config, (player,), Programs, Path(folder))
-        for part in player.asked:
+        for part in player.api_models:
             key_of(setup.endpoint_of(part))
         players = Players(setup)
         thread = LoopThread("reflectkit-endpoint")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 
 from reflectkit.agents.decision_players import deciding_request, further_questions, options_of
-from reflectkit.agents.players import Player, PlayersSetup
+from reflectkit.agents.player_refs import Player
+from reflectkit.agents.players import PlayersSetup
 from reflectkit.agents.scripted import RandomAgent
 from reflectkit.chat.client import THINKING_TOKENS, Request
 from reflectkit.chat.config import ChatConfig, Endpoint
@@ -18,6 +19,7 @@ from reflectkit.console import Bar, Progress, Report, Table
 from reflectkit.env import Agent, Context
 from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import EnvironmentFailure
+from reflectkit.evals.config import EvaluateConfig
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive
 from reflectkit.tools import use_of
@@ -67,10 +69,12 @@ def deciding_alone(
     return [deciding_request(seen, context, endpoint, options_of(seen, endpoint), rules=rules, more=more)]
 
 
-def asked_of(player: Player, players: PlayersSetup, level: str, tasks: Sequence[Task], repeats: int) -> PlannedCalls:
+def planned_calls(
+    player: Player, players: PlayersSetup, level: str, tasks: Sequence[Task], repeats: int
+) -> PlannedCalls:
     """What the chat models of `player` are asked where each of the tasks is played `repeats` times."""
 
-    endpoints = [players.endpoint_of(part) for part in player.asked]
+    endpoints = [players.endpoint_of(part) for part in player.api_models]
 
     def ask(seen: Observation, context: Context) -> list[Request]:
         if endpoints and endpoints[0].decides:
@@ -80,7 +84,7 @@ def asked_of(player: Player, players: PlayersSetup, level: str, tasks: Sequence[
             return [request_of(player.method, context)]
         if not player.is_chat:  # a checkpoint acts, and the chat model comments
             return comment_alone(seen, context)
-        comment = LONG if len(player.asked) > 1 else None
+        comment = LONG if len(player.api_models) > 1 else None
         played = playing_request(seen, context, comment, players.history_tokens)
         return [played, reflecting_request(seen, context, players.history_tokens)] if comment else [played]
 
@@ -110,6 +114,15 @@ class _Rehearsal:
         self.requests.append(self.asked.ask(observation, context))
         decision = await self.asked.agent.decide(observation, context)
         return replace(decision, answer=LONG, reflection=LONG)
+
+
+def cost_of_playing(config: EvaluateConfig, tasks: Mapping[str, Sequence[Task]], progress: Progress) -> Report:
+    """What evaluate would ask chat models, and the cost (--dry-run). tasks: the problems by level."""
+    planned = []
+    for player in config.players:
+        for level, level_tasks in tasks.items():
+            planned.append(planned_calls(player, config.players_setup, level, level_tasks, config.eval_reps))
+    return estimate("evaluate", config.setup, config.chat, planned, progress, config.run.seed)
 
 
 def _ended(bar: Bar, _: Trajectory) -> None:

@@ -18,16 +18,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
-from reflectkit.agents.players import (
-    Player,
-    Players,
-    PlayersSetup,
-    chat_parts,
-    model_folders,
-    parse_policy,
-    trained_elsewhere,
-    unlike_training,
-)
+from reflectkit.agents.mismatches import env_mismatches, unlike_training
+from reflectkit.agents.player_refs import Player, chat_parts, model_folders, parse_policy
+from reflectkit.agents.players import Players, PlayersSetup
 from reflectkit.chat.config import ChatConfig, DecisionConfig, key_of
 from reflectkit.config import Config, build, option
 from reflectkit.console import Quiet
@@ -151,9 +144,9 @@ def load_agent(
         "thinking": thinking or _trained_with(checkpoint).get("thinking", THINKING[0]),
     }
     config = build(AgentConfig, given, "load_agent")
-    folder = TemporaryDirectory(prefix="reflectkit-agent-") if player.asked else None
+    folder = TemporaryDirectory(prefix="reflectkit-agent-") if player.api_models else None
     settings = PlayersSetup(config, (player,), Env, Path(folder.name if folder else "."))
-    for part in player.asked:
+    for part in player.api_models:
         key_of(settings.endpoint_of(part))
     players = Players(settings)
     closing = (players.close, *([folder.cleanup] if folder else []))
@@ -311,7 +304,7 @@ def _warn_of_mismatch(policy: ModelRef, reflector: ModelRef | None) -> None:
     add = f"pass reflector={policy.facts.get('reflector') or '…'!r}"
     texts = [unlike_training(policy, reflector, add, f"leave out reflector={str(reflector)!r}")]
     if _trained_env(policy):
-        texts += trained_elsewhere(policy.facts["env"], model_folders([policy, reflector]))
+        texts += env_mismatches(policy.facts["env"], model_folders([policy, reflector]))
     for text in filter(None, texts):
         warnings.warn(text, stacklevel=3)
 

@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reflectkit.agents import players
+from reflectkit.agents import mismatches
+from reflectkit.agents.player_refs import model_folders
 from reflectkit.agents.scripted import AnyAction
 from reflectkit.chat.config import Endpoint
 from reflectkit.config import identifying, with_values
@@ -294,7 +295,7 @@ def _input_files(problems: RLProblems) -> tuple[Path, ...]:
         files.append(policy.path)
     return (
         *files,
-        *players.model_folders([config.reflector.load_dir]),
+        *model_folders([config.reflector.load_dir]),
         *(path for path in (config.resume_from, config.recorded, config.outcomes) if path is not None),
         *config.setup.input_files(problems.tasks),
         *config.algo.code_files,
@@ -305,15 +306,15 @@ def _input_files(problems: RLProblems) -> tuple[Path, ...]:
 def _warnings(config: RLConfig, policy: ModelRef, reflector: ModelRef | None) -> Iterable[str]:
     """What the policy and the reflector were trained for, where that is not what they do here."""
     add = f"add --reflector {policy.facts.get('reflector') or 'REFLECTOR'}"
-    unlike = players.unlike_training(policy, reflector, add, "leave out --reflector")
+    unlike = mismatches.unlike_training(policy, reflector, add, "leave out --reflector")
     if unlike and reflector is not None and config.distill.weight:
         unlike = f"{policy} was trained without comments, and its teacher is itself with them"
     if unlike:
         yield unlike
-    folders = players.model_folders([policy, reflector])
-    yield from players.trained_elsewhere(config.env.name, folders)
-    yield from players.other_settings(config.env, folders)
-    yield from players.template_warnings(config.env, [policy])
+    folders = model_folders([policy, reflector])
+    yield from mismatches.env_mismatches(config.env.name, folders)
+    yield from mismatches.settings_mismatches(config.env, folders)
+    yield from mismatches.template_mismatches(config.env, [policy])
 
 
 def _check_prompts(run: RLRun) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import field_validator, model_validator
 from typing_extensions import override
 
-from reflectkit.agents.players import refuse_without_model
+from reflectkit.agents.player_refs import refuse_without_model
 from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig, Endpoint, address_in_use, parse_endpoint
 from reflectkit.config import Config, Rule, build, flag, leaves, non_default, option
 from reflectkit.data.problems import Problems

@@ -13,7 +13,7 @@ import pytest
 
 import reflectkit
 from reflectkit.agents.decision_players import DecisionModel, DecisionPolicy, DecisionReflector, options_of
-from reflectkit.agents.players import parse_policy
+from reflectkit.agents.player_refs import parse_policy
 from reflectkit.chat.client import client_at
 from reflectkit.chat.config import ChatConfig, Endpoint
 from reflectkit.cli.main import main

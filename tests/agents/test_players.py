@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reflectkit.agents.players import Player, parse_policy
+from reflectkit.agents.player_refs import Player, parse_policy
 from reflectkit.errors import ConfigError
 from reflectkit.models.refs import ModelRef
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from reflectkit import load_agent
-from reflectkit.agents.players import Player, Players, PlayersSetup
+from reflectkit.agents.player_refs import Player
+from reflectkit.agents.players import Players, PlayersSetup
 from reflectkit.cli.main import main
 from reflectkit.commands.serve import PolicyServer, Programs, ServeConfig
 from reflectkit.envs import make

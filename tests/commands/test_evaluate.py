@@ -14,14 +14,16 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.players import other_settings, template_warnings, unfinished
+from reflectkit.agents.mismatches import settings_mismatches, template_mismatches, unfinished_runs
 from reflectkit.cli.main import main
 from reflectkit.commands import evaluate
-from reflectkit.commands.evaluate import EvaluateConfig, _title, oracle_scores
 from reflectkit.console import Quiet
 from reflectkit.env import Taskset
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.setup import EnvConfig
+from reflectkit.evals.config import EvaluateConfig
+from reflectkit.evals.play import oracle_scores
+from reflectkit.evals.resolve import title_of
 from reflectkit.evals.tables import row
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from reflectkit.models.load import load_player
@@ -255,7 +257,7 @@ def test_a_policy_of_rl_without_the_split_has_no_held_out_problems_in_it(tmp_pat
         write_json(tmp_path / f"{number}/config.json", {"stage": "rlft", "settings": {}, "inputs": read})
         config = EvaluateConfig.from_flat(env="taxi", policy=("random",))
         tasks = config.held_out.tasks("test", "full")
-        assert _title(config, {"full": tasks}, [tmp_path / f"{number}/checkpoint-1"]) == title
+        assert title_of(config, {"full": tasks}, [tmp_path / f"{number}/checkpoint-1"]) == title
 
 
 QUIET_GAME = """
@@ -308,7 +310,7 @@ def test_a_policy_trained_on_other_rows_has_no_held_out_problems(tmp_path: Path)
         ("0", "; a player was trained on other data"),
     ):
         write_json(tmp_path / "config.json", {"stage": "rlft", "settings": {}, "inputs": {"sums.jsonl": read}})
-        assert told in _title(config, {"all": tasks}, [tmp_path / "checkpoint-1"])
+        assert told in title_of(config, {"all": tasks}, [tmp_path / "checkpoint-1"])
 
 
 def test_other_code_of_the_env_than_in_training_is_told(tmp_path: Path) -> None:
@@ -316,25 +318,25 @@ def test_other_code_of_the_env_than_in_training_is_told(tmp_path: Path) -> None:
     env, model = EnvConfig.from_flat(env="own_game.py:Own"), tmp_path / "checkpoint-1"
     for read, told in ((digest(Path("own_game.py")), []), ("0", [f"{model} was trained with an earlier own_game.py"])):
         write_json(tmp_path / "config.json", {"stage": "rlft", "settings": {}, "inputs": {"own_game.py": read}})
-        assert other_settings(env, [model]) == told
+        assert settings_mismatches(env, [model]) == told
 
 
 def test_other_settings_of_the_env_than_in_training_are_told(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", {"stage": "rlft", "settings": {"env": "memory", "brief": True}})
     model = tmp_path / "checkpoint-1"
-    (text,) = other_settings(EnvConfig.from_flat(env="memory"), [model])
+    (text,) = settings_mismatches(EnvConfig.from_flat(env="memory"), [model])
     assert text == f"{model} was trained with --brief True, but plays with --brief False"
-    assert not other_settings(EnvConfig.from_flat(env="memory", brief=True), [model])
+    assert not settings_mismatches(EnvConfig.from_flat(env="memory", brief=True), [model])
     model.mkdir()
-    assert unfinished([model]) == []
+    assert unfinished_runs([model]) == []
     write_json(tmp_path / "config.json", {"stage": "sft", "settings": {"max_steps": 1}})
-    assert unfinished([model]) == []
+    assert unfinished_runs([model]) == []
     write_json(tmp_path / "config.json", {"stage": "sft", "settings": {"max_steps": 9}})
-    assert unfinished([model]) == [f"{tmp_path} has not finished; checkpoint-1 of 9 plays"]
+    assert unfinished_runs([model]) == [f"{tmp_path} has not finished; checkpoint-1 of 9 plays"]
     write_json(tmp_path / "report.json", {})
-    assert unfinished([model]) == []
+    assert unfinished_runs([model]) == []
     write_json(model / "reflectkit.json", {"env": "memory", "env_settings": {"brief": True}})
-    assert other_settings(EnvConfig.from_flat(env="memory"), [model]) == [text]
+    assert settings_mismatches(EnvConfig.from_flat(env="memory"), [model]) == [text]
 
 
 def test_a_model_that_writes_without_a_chat_template_is_told(tmp_path: Path) -> None:
@@ -345,7 +347,7 @@ def test_a_model_that_writes_without_a_chat_template_is_told(tmp_path: Path) -> 
         tokenizer.chat_template = template
         tokenizer.save_pretrained(model)
         write_json(model / "config.json", {"model_type": "llama"})
-    assert [text.split()[0] for text in template_warnings(prompts, [ModelRef(str(model)) for model in models])] == [
+    assert [text.split()[0] for text in template_mismatches(prompts, [ModelRef(str(model)) for model in models])] == [
         str(models[0])
     ]
-    assert not template_warnings(corridor, [ModelRef(str(model)) for model in models])
+    assert not template_mismatches(corridor, [ModelRef(str(model)) for model in models])

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.players import Player, mismatch
+from reflectkit.agents.mismatches import comments_mismatch
+from reflectkit.agents.player_refs import Player
 from reflectkit.errors import EnvironmentFailure
 from reflectkit.jsonl import read_jsonl
 from reflectkit.models.refs import ModelRef
@@ -118,5 +119,5 @@ def test_a_policy_that_read_some_of_the_comments_can_act_without(
 ) -> None:
     reflector = corridor_folder / "reflection"
     policy = train(corridor_folder, tmp_path, max_steps=1, reflector=reflector, **settings)
-    assert bool(mismatch(Player("it", ModelRef(str(policy))))) is not both
-    assert not mismatch(Player("it", ModelRef(str(policy)), ModelRef(str(reflector))))
+    assert bool(comments_mismatch(Player("it", ModelRef(str(policy))))) is not both
+    assert not comments_mismatch(Player("it", ModelRef(str(policy)), ModelRef(str(reflector))))

@@ -11,7 +11,8 @@ import torch
 
 from reflectkit import load_agent
 from reflectkit.agents.deciding import Decider
-from reflectkit.agents.players import Player, Players, PlayersSetup
+from reflectkit.agents.player_refs import Player
+from reflectkit.agents.players import Players, PlayersSetup
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.agents.typed import TypedReflector
 from reflectkit.cli.main import main
