@@ -23,6 +23,7 @@ from reflectkit.errors import DataError, memory_explained, refuse
 from reflectkit.jsonl import read_json, write_jsonl
 from reflectkit.models.checkpoint_metadata import QUESTIONS, best_checkpoint, model_facts
 from reflectkit.models.hub import hub_options
+from reflectkit.models.processor import dtype_advice
 from reflectkit.models.refs import ModelRef
 from reflectkit.prompts import PROMPT_VERSION, REFLECTION_MARKER, listed_answers
 from reflectkit.runs.run import checkpoints, seal
@@ -129,6 +130,8 @@ def run(config: SFTConfig, progress: Progress) -> Report:
             if processes.count > 1:
                 config = with_values(config, device=str(processes.accelerator.device))
             player = replace(starting_model(config, source, rows), answer=form)
+            if advice := dtype_advice(player):
+                progress.news(advice)
             if player.tokenizer.chat_template:
                 progress.news("the rows are plain text: from here on, the model's chat template is not used")
             if config.gradient_checkpointing:

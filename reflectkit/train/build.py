@@ -24,6 +24,7 @@ from reflectkit.models.checkpoint_metadata import (
 )
 from reflectkit.models.hub import same_model
 from reflectkit.models.load import LoadedModel, averaged_player, load_pair, load_player, starting_player, with_adapter
+from reflectkit.models.processor import dtype_advice
 from reflectkit.models.refs import ModelKind
 from reflectkit.models.scoring import logits_at_once
 from reflectkit.prompts import PROMPT_VERSION
@@ -155,6 +156,8 @@ def build_trainer(
 
     # 1. The models
     policy, reflector_model = _load_models(run, place, device)
+    if advice := dtype_advice(policy):
+        progress.news(advice)
     memory: dict[str, Any] = {
         "max_tokens": config.max_tokens_per_batch
         or tokens_a_pass(policy.model, recompute=config.gradient_checkpointing),

@@ -28,6 +28,11 @@ def size(weights: Iterable[torch.Tensor]) -> int:
     return sum(weight.numel() * weight.element_size() for weight in weights)
 
 
+def optimizer_size(weights: Iterable[torch.Tensor]) -> int:
+    """Bytes of AdamW's state: two numbers for each weight; for a weight of 16 bits three, of 32 bits each."""
+    return sum(weight.numel() * (12 if weight.element_size() == 2 else 2 * weight.element_size()) for weight in weights)
+
+
 def activation_size(model: Any, tokens: int, logits: int, *, recompute: bool) -> int:
     """Approximate bytes that a forward pass over `tokens` tokens keeps for the backward pass. logits: how many of the
     tokens have logits at once.
@@ -75,7 +80,7 @@ def plan_report(
     memory = {
         "weights": size([*trained, *frozen]),
         "gradients": size(trained),
-        "optimizer": 2 * size(trained),  # AdamW holds two numbers for each weight
+        "optimizer": optimizer_size(trained),
         "activations": activation_size(models[0], batch_tokens, logits, recompute=recompute),
     }
     memory["memory"] = sum(memory.values())

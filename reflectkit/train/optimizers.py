@@ -1,5 +1,8 @@
 """The policy's optimizer, AdamW: weights, gradients and state are replicated in every process or sharded (FSDP2).
 
+Weights of 16 bits are optimised in float32 copies. bfloat16 has 8 significant bits, so a step below 1/512 of a weight
+would be rounded away, and most steps of a rate of 1e-5 are (mixed precision training, arXiv 1710.03740, section 3.1).
+
 Both have one interface for the learner: it runs the scorer, computes gradients and calls `step`. Loading what
 `tensors` returned continues training exactly.
 """
@@ -18,11 +21,92 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
+from torch.optim.adamw import adamw
 from typing_extensions import override
 
 from reflectkit.errors import ConfigError
 from reflectkit.models.scoring import Scorer
 from reflectkit.train.processes import Processes
+
+COPY = "float32"
+"""The name of a weight's float32 copy in the optimizer's state."""
+
+
+def is_rounded(weight: torch.Tensor) -> bool:
+    """Whether a weight has too few bits for small steps."""
+    return weight.dtype in (torch.bfloat16, torch.float16)
+
+
+class CopyingAdamW(torch.optim.AdamW):
+    """AdamW whose state and steps are in float32 for weights of 16 bits, which are rounded after each step.
+
+    A weight's state then has its float32 copy, too. Other weights are treated as AdamW treats them.
+    """
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        # 1. Weights of 32 bits, as AdamW does it. It leaves out weights without a gradient.
+        gradients = {}
+        for weight in self._rounded_weights():
+            if weight.grad is not None:
+                gradients[weight] = weight.grad
+                weight.grad = None
+        loss = super().step(closure)
+
+        # 2. Those of 16 bits, by their copies.
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight in gradients]
+            states = [self._state_of(weight) for weight in weights]
+            if not weights:
+                continue
+            adamw(
+                [state[COPY] for state in states],
+                [gradients[weight].float() for weight in weights],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                [state["step"] for state in states],
+                amsgrad=False,
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+            )
+            for weight, state in zip(weights, states, strict=True):
+                weight.copy_(state[COPY])
+
+        # 3. What the caller finds is as after any step.
+        for weight, gradient in gradients.items():
+            weight.grad = gradient
+        return loss
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)  # which rounds a weight's state to the weight's type
+        every = [weight for group in self.param_groups for weight in group["params"]]
+        for number, values in state_dict["state"].items():
+            weight = every[number]
+            if is_rounded(weight):
+                self.state[weight] = {
+                    name: value.clone() if name == "step" else value.to(weight.device, torch.float32, copy=True)
+                    for name, value in values.items()
+                }
+
+    def _rounded_weights(self) -> list[torch.Tensor]:
+        return [weight for group in self.param_groups for weight in group["params"] if is_rounded(weight)]
+
+    def _state_of(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The state of a weight of 16 bits, which begins with its first step."""
+        state: dict[str, torch.Tensor] = self.state[weight]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state[COPY] = weight.detach().float()
+            state["exp_avg"] = torch.zeros_like(state[COPY])
+            state["exp_avg_sq"] = torch.zeros_like(state[COPY])
+        return state
 
 
 def new_optimizer(weights: Iterable[nn.Parameter], rate: float, decay: float) -> torch.optim.Optimizer:
@@ -37,7 +121,8 @@ def new_optimizer(weights: Iterable[nn.Parameter], rate: float, decay: float) ->
             {"params": [weight for weight in every if decays(weight)], "weight_decay": decay},
             {"params": [weight for weight in every if not decays(weight)], "weight_decay": 0.0},
         ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=rate)
+    kind = CopyingAdamW if any(map(is_rounded, every)) else torch.optim.AdamW
+    return kind([group for group in groups if group["params"]], lr=rate)
 
 
 def decays(weight: torch.Tensor) -> bool:

@@ -79,7 +79,9 @@ class PolicyConfig(Config):
         essential=True,
     )
     dtype: Literal["", "float32", "bfloat16", "float16"] = option(
-        "", help="float32, bfloat16 or float16; default: that of the checkpoint, or float32."
+        "",
+        help="float32; bfloat16, faster on GPUs and CPUs with AMX or AVX-512 BF16; or float16. Default: that of the"
+        " checkpoint, or float32.",
     )
     quantize: Literal["", "none", "8bit", "4bit"] = option(
         "", help="Quantise the base weights: 8bit, 4bit or none; default: as in the checkpoint."

@@ -137,7 +137,9 @@ class SFTConfig(Config):
         1, help="Processes on this machine that share the work; changes rounding alone.", ge=1, identity=False
     )
     device: str = option("auto", help="auto, cpu, cuda, …")
-    dtype: DType = option("float32", help="float32, bfloat16 or float16.")
+    dtype: DType = option(
+        "float32", help="float32; bfloat16, faster on GPUs and CPUs with AMX or AVX-512 BF16; or float16."
+    )
     quantize: Quantize = option(
         "none", help="Quantise the base weights to 8bit or 4bit, for training a LoRA adapter; or none."
     )
@@ -666,6 +668,7 @@ def build_trainer(
     from transformers import PrinterCallback
     from trl import SFTConfig
 
+    from reflectkit.train.optimizers import CopyingAdamW, is_rounded
     from reflectkit.train.sft_trainers import (
         CompletionTrainer,
         DecisionTrainer,
@@ -717,9 +720,11 @@ def build_trainer(
         kind, collator = PackTrainer, partial(collate, pad_id=player.tokenizer.pad_token_id)
     if decides:
         kind, collator = DecisionTrainer, partial(collate_decisions, pad_id=player.tokenizer.pad_token_id)
+    in_16_bits = any(weight.requires_grad and is_rounded(weight) for weight in player.model.parameters())
     trainer = kind(
         model=player.model,
         args=arguments,
+        optimizer_cls_and_kwargs=(CopyingAdamW, {"lr": optim.rate}) if in_16_bits else None,
         train_dataset=Dataset.from_list(encoded),
         data_collator=collator,
         processing_class=player.tokenizer,
