@@ -8,12 +8,14 @@ Their side is TRL's own training loop with a `rollout_func`:
   one row, with a mask for what the model did not write.
 - There is no KL penalty, reference model, gradient checkpointing, logging, saving or mixed precision, and the optimizer
   is fused. Both sides have micro-batches of the same number of rows.
+- Logits are computed where a token is trained, as TRL does it with Triton. Without, it computes those of every
+  position, also in prompts: on a CPU, that is most of its update.
 - A generation batch has exactly as many rows as there are to learn, so nothing is padded with empty rows. The trainer,
   its data loader and its optimizer are made once; their start-up is not counted.
 
 Our side is what `rlft` runs: `rollout` and `Learner.update`. What differs in the work: for choices, TRL's loss is over
-the whole vocabulary, ours over the legal labels. A round of choices counts only if both sides chose the same actions
-with the same log-probabilities. What `generate` samples differs; both sides go on with our side's, and learn from it.
+the whole vocabulary, ours over the legal labels. Both sides go on with the actions that our side sampled, and learn
+from them. A round of choices counts only if they had the same log-probabilities on both sides.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from datasets import Dataset
@@ -67,8 +70,10 @@ class Chooser:
     make: Callable[[], Any]
 
     @torch.no_grad()
-    def play(self, model: Any, episodes: Sequence[Episode]) -> list[Row]:
-        """The turns of the episodes, one after the other."""
+    def play(self, model: Any, episodes: Sequence[Episode], played: Sequence[Trajectory]) -> list[Row]:
+        """The turns of the episodes, one after the other. They take the actions of `played`, since their own would
+        differ where rounding moves a probability across the random number. They are sampled all the same.
+        """
         envs = [self.make() for _ in episodes]
         seen = [result_of(env.reset(episode.task, start(episode))) for env, episode in zip(envs, episodes, strict=True)]
         taken: list[list[Row]] = [[] for _ in envs]
@@ -78,7 +83,10 @@ class Chooser:
             scores = self._scores(model, prompts, [seen[index] for index in live])
             still = []
             for index, prompt, logprobs in zip(live, prompts, scores, strict=True):
-                chosen = draw(logprobs, 1.0, derive(episodes[index].seed, "turn", len(taken[index])))
+                turn = len(taken[index])
+                draw(logprobs, 1.0, derive(episodes[index].seed, "turn", turn))
+                chosen = played[index].turns[turn].decision.action
+                assert isinstance(chosen, int)
                 result = result_of(envs[index].step(chosen))
                 token = label_ids(self.policy.tokenizer, len(logprobs))[chosen][0]
                 taken[index].append(Row(prompt, [token], [logprobs[chosen]], [1]))
@@ -120,7 +128,7 @@ class Writer:
     continuous: bool = False
 
     @torch.no_grad()
-    def play(self, model: Any, played: Sequence[Trajectory]) -> None:
+    def play(self, model: Any, episodes: Sequence[Episode], played: Sequence[Trajectory]) -> None:
         """Write what was written in `played`, turn by turn, for all episodes at once."""
         was_training = model.training
         model.eval()
@@ -189,7 +197,7 @@ class Turns(TrainerCallback):  # type: ignore[misc]
             self.played = self.ours.play(episodes)
         rows = [trl_row(sample) for sample in self.ours.rows(self.played)]
         with self.rounds.measure("theirs", "rollout"):
-            theirs = self.theirs.play(model, episodes if isinstance(self.theirs, Chooser) else self.played)
+            theirs = self.theirs.play(model, episodes, self.played)
         self.alike = theirs is None or alike(theirs, rows, AGREE[model.dtype])
         self.update = self.rounds.measure("theirs", "update")
         self.update.__enter__()
@@ -255,5 +263,6 @@ def measure(theirs: Any, ours: Ours, batches: Sequence[Sequence[Episode]], rows:
             callbacks=[turns],
         )
         trainer.remove_callback(PrinterCallback)
-        trainer.train()
+        with mock.patch("trl.trainer.utils._use_triton", return_value=True):
+            trainer.train()
     return rounds
