@@ -56,7 +56,7 @@ from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
-from reflectkit.train.sft import SFTConfig
+from reflectkit.train.sft.config import SFTConfig
 from reflectkit.types import DType, Task
 
 EXAMPLES = (

@@ -22,12 +22,14 @@ from torch.nn import functional
 from transformers import TrainerCallback
 
 from reflectkit.console import Bar, Quiet, Table
-from reflectkit.data.sft_rows import read_rows
 from reflectkit.jsonl import write_jsonl
 from reflectkit.models.scoring import unwrapped
 from reflectkit.text import STOP_WORDS
-from reflectkit.train import sft as sft_training
-from reflectkit.train.sft import SFTConfig
+from reflectkit.train.processes import Processes
+from reflectkit.train.sft.build import build
+from reflectkit.train.sft.config import SFTConfig
+from reflectkit.train.sft.fit import prepare
+from reflectkit.train.sft.resolve import resolve, resolve_rows
 
 PROMPT_WORDS, COMPLETION_WORDS = (80, 239), (1, 16)
 WORDS = sorted(STOP_WORDS)  # mostly single tokens, of a pretrained tokenizer too
@@ -67,15 +69,13 @@ def write_rows(path: Path, count: int, seed: int) -> None:
 
 
 def open_training(config: SFTConfig, folder: Path, bar: Bar) -> Any:
-    """The trainer that `train` makes for these settings, to be measured. It saves nothing.
+    """The trainer that `sft` makes for these settings, to be measured. It saves nothing.
 
     folder: for what it may write nevertheless. Raises DataError, CheckpointError.
     """
-    source = config.rows_file
-    rows = read_rows(source)
-    player = sft_training.starting_model(config, source, rows)
-    encoded = sft_training.encoded_rows(config, source, rows, player, Quiet())
-    trainer = sft_training.build_trainer(config, folder, player, encoded, bar)
+    processes, progress = Processes(), Quiet()
+    run = resolve(config, resolve_rows(config), processes, progress)
+    trainer = prepare(build(run, folder, processes, progress), bar).trainer
     trainer.args.save_strategy = "no"
     return trainer
 

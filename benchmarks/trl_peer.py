@@ -44,7 +44,7 @@ from reflectkit.rollouts.episode import Episode
 from reflectkit.sampling.base import draw
 from reflectkit.sampling.decoding import left_pad, position_ids
 from reflectkit.seeding import derive
-from reflectkit.train.sft_trainers import keeping_activations
+from reflectkit.train.sft.trainers import keeping_activations
 from reflectkit.types import Observation, Sample, Trajectory
 
 AGREE = {torch.float32: 1e-3, torch.bfloat16: 0.2}

@@ -19,7 +19,7 @@ from reflectkit.prompts import action_completion
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive, generator
-from reflectkit.train.sft import encode
+from reflectkit.train.sft.tokens import encode
 from reflectkit.types import Decision, Observation
 
 

@@ -13,10 +13,11 @@ import torch
 from benchmarks.sft import open_training
 from reflectkit.commands import sft
 from reflectkit.console import Bar, Quiet
-from reflectkit.data.sft_rows import read_rows
 from reflectkit.jsonl import write_jsonl
-from reflectkit.models.load import save_player
-from reflectkit.train.sft import starting_model
+from reflectkit.models.load import LoadedModel, save_player
+from reflectkit.train.processes import Processes
+from reflectkit.train.sft.build import starting_model
+from reflectkit.train.sft.resolve import resolve, resolve_rows
 
 LABELS = " 0", " 1"
 
@@ -56,13 +57,18 @@ def config(rows: Path, results: Path, **settings: Any) -> sft.SFTConfig:
     return sft.SFTConfig.from_flat(results_dir=results, **(known | settings))
 
 
+def fresh_model(settings: sft.SFTConfig) -> LoadedModel:
+    """The model that an sft run with these settings starts from."""
+    run = resolve(settings, resolve_rows(settings), Processes(), Quiet())
+    return starting_model(run, settings.device)
+
+
 def open_trainer(folder: Path, kind: str, **settings: Any) -> Any:
     """The trainer of an sft run of a fresh model of `kind`, or of an "adapter" on one, that has not begun."""
     rows = write_rows(folder)
     own: dict[str, Any] = {"model": kind}
     if kind == "adapter":
-        plain = config(rows, folder, **settings)
-        save_player(folder / "base", starting_model(plain, rows, read_rows(rows)))
+        save_player(folder / "base", fresh_model(config(rows, folder, **settings)))
         own = {"model": str(folder / "base"), "lora_r": 2}
     with Quiet().bar("sft", 1) as bar:
         return open_training(config(rows, folder, **settings | own), folder / "scratch", bar)

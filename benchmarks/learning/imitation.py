@@ -44,7 +44,7 @@ COMMENTS, PLAY = ("teacher", "mismatched"), ("sampled", "greedy")
 """Whose comments the policy of a pair reads, and how it acts."""
 NEW_EPISODES = 200
 """Episodes of the optimal player from held-out starts, whose actions are compared with those of a trained one."""
-OUR_CODE = ("models", "agents", "train/sft.py", "train/sft_trainers.py", "commands/sft.py", "data/sft_rows.py",
+OUR_CODE = ("models", "agents", "train/sft", "commands/sft.py", "data/sft_rows.py",
     "prompts.py", "seeding.py")  # fmt: skip
 """What of the package decides how `sft` learns."""
 

@@ -25,7 +25,7 @@ from reflectkit.models.scoring import choice_logprobs
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import generator
 from reflectkit.train.settings import RATE_FROM_SCRATCH
-from reflectkit.train.sft_trainers import keeping_activations
+from reflectkit.train.sft.trainers import keeping_activations
 
 GROUP = 8
 """`num_generations` and the batch size of GRPOTrainer by default."""

@@ -20,7 +20,7 @@ from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
 from reflectkit.train.learner import LocalLearner, Settings
-from reflectkit.train.sft import encode
+from reflectkit.train.sft.tokens import encode
 from reflectkit.types import Observation, Trajectory
 from tests.conftest import make_player
 from tests.train.training import favour

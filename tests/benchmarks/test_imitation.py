@@ -46,7 +46,7 @@ def test_a_comment_is_read_where_the_policy_of_a_pair_reads_it() -> None:
 
 
 def test_sft_is_measured_on_the_demonstrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reflectkit.train.sft.SCRATCH_STEPS", (1, 2, 2))
+    monkeypatch.setattr("reflectkit.train.sft.build.SCRATCH_STEPS", (1, 2, 2))
     figures = imitation.imitate("lock", 10, 0, tmp_path)
     assert (figures["rows"], figures["steps"]) == (3 * 10, 2)
     assert figures["sampled"] <= 1

@@ -8,7 +8,7 @@ from reflectkit.cli.original import ours
 from reflectkit.envs import env_class
 from reflectkit.errors import ConfigError
 from reflectkit.train.rl_config import RLConfig
-from reflectkit.train.sft import SFTConfig
+from reflectkit.train.sft.config import SFTConfig
 
 RLFT = (
     "--env=auto_explore --task_file=data/train.json --load_dir=results/123_supervised_pretrain/checkpoint-2000/"

@@ -17,7 +17,8 @@ from reflectkit.models.labels import choice_ids, prompt_ids
 from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.prompts import label, policy_prompt
-from reflectkit.train.sft_trainers import LOSS, PROBABILITY, decision_losses, measure_decisions
+from reflectkit.train.sft.measure import LOSS, PROBABILITY, measure_decisions
+from reflectkit.train.sft.trainers import decision_losses
 from reflectkit.types import Decision, Message, Observation, to_json
 from tests.command_lines import error_of
 

@@ -19,7 +19,7 @@ from reflectkit.jsonl import read_jsonl, write_jsonl
 from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.models.load import load_player
 from reflectkit.sampling.hf import LocalSampler
-from reflectkit.train.sft import encode_options
+from reflectkit.train.sft.tokens import encode_options
 from reflectkit.types import Message, Observation
 
 

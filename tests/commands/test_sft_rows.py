@@ -19,7 +19,7 @@ from reflectkit.jsonl import write_jsonl
 from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.models.labels import prompt_ids, text_ids
 from reflectkit.models.load import load_player
-from reflectkit.train.sft import encode
+from reflectkit.train.sft.tokens import encode
 from tests.families import mistral
 
 

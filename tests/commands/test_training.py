@@ -12,9 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from reflectkit.errors import ConfigError
 from reflectkit.models.load import LoadedModel, with_adapter
-from reflectkit.train import sft_trainers
 from reflectkit.train.optimizers import make_optimizer, set_dropout
 from reflectkit.train.processes import Processes
+from reflectkit.train.sft import fit as sft_fit
 from reflectkit.train.trainer import learning_rate_factor
 from tests.kill import hashes
 from tests.sft_runs import Interrupting, train, write_rows
@@ -55,8 +55,8 @@ def test_the_checkpoint_before_stays_until_the_new_one_can_be_resumed_from(
             raise KeyboardInterrupt
         seal(folder)
 
-    seal = sft_trainers.seal
-    monkeypatch.setattr(sft_trainers, "seal", interrupted)
+    seal = sft_fit.seal
+    monkeypatch.setattr(sft_fit, "seal", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(rows, tmp_path, keep_checkpoints=1)
     assert [path.name for path in tmp_path.glob("1_sft/trainer/checkpoint-*")] == ["checkpoint-2"]

@@ -34,7 +34,7 @@ from reflectkit.sampling.base import SampleOutput, SampleRequest
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.tools import HERMES, form_text, parse
 from reflectkit.train import batch
-from reflectkit.train.sft import encode
+from reflectkit.train.sft.tokens import encode
 from reflectkit.types import (
     Decision,
     Message,

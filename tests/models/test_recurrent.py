@@ -31,7 +31,8 @@ from reflectkit.models.load import ALL_LINEAR, LoadedModel, load_player, save_pl
 from reflectkit.models.scoring import can_share, choice_logprobs
 from reflectkit.models.tiny import build_tokenizer
 from reflectkit.sampling.decoding import GeneratedText, decode
-from reflectkit.train.sft_trainers import NOT_TRAINED, can_pack
+from reflectkit.train.sft.packing import can_pack
+from reflectkit.train.sft.tokens import NOT_TRAINED
 from reflectkit.types import Sample
 from tests.sft_runs import config, write_rows
 from tests.train.training import gradients_after

@@ -10,7 +10,7 @@ from transformers import FalconConfig, FalconForCausalLM, GPTNeoConfig, GPTNeoFo
 
 from reflectkit.models.scoring import can_share, choice_logprobs, token_logprobs
 from reflectkit.sampling.decoding import PrefixCache, decode
-from reflectkit.train.sft_trainers import can_pack
+from reflectkit.train.sft.packing import can_pack
 
 WINDOW, VOCABULARY, PAD = 8, 60, 0
 LABELS = ((5,), (6, 7), (6, 9))

@@ -21,13 +21,15 @@ from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.models.load import all_finite, load_player, save_player
 from reflectkit.prompts import PROMPT_VERSION
 from reflectkit.runs.run import checkpoints, seal, verify
-from reflectkit.train import sft as train_sft
-from reflectkit.train import sft_trainers
-from reflectkit.train.sft import gradient_steps, split_rows, starting_model
-from reflectkit.train.sft_trainers import ACCURACY, LOSS, NOT_TRAINED, PROBABILITY, measure, since_gain
+from reflectkit.train.sft import build as sft_build
+from reflectkit.train.sft import fit as sft_fit
+from reflectkit.train.sft.build import gradient_steps
+from reflectkit.train.sft.measure import ACCURACY, LOSS, PROBABILITY, measure, since_gain
+from reflectkit.train.sft.resolve import resolve_rows, split_rows
+from reflectkit.train.sft.tokens import NOT_TRAINED
 from tests.kill import hashes
 from tests.rlft_runs import cut_in_half
-from tests.sft_runs import Interrupting, config, train, write_rows
+from tests.sft_runs import Interrupting, config, fresh_model, train, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +108,7 @@ def test_the_figures_of_a_resumed_run_are_those_of_an_uninterrupted_one(rows: Pa
 
 
 def test_the_loss_on_held_out_rows_is_the_mean_over_their_answers(rows: Path) -> None:
-    player = starting_model(config(rows, Path()), rows, read_rows(rows))
+    player = fresh_model(config(rows, Path()))
     ids = [[5, 6, 7], [8, 9, 10, 11, 12]]
     encoded = [
         {"input_ids": ids[0], "labels": [NOT_TRAINED, NOT_TRAINED, 7]},
@@ -124,7 +126,7 @@ def test_the_loss_on_held_out_rows_is_the_mean_over_their_answers(rows: Path) ->
 
 
 def test_an_answer_is_right_if_each_of_its_tokens_is_the_most_likely_one(rows: Path) -> None:
-    player = starting_model(config(rows, Path()), rows, read_rows(rows))
+    player = fresh_model(config(rows, Path()))
 
     def likely(*ids: int) -> int:
         return int(player.model.eval()(torch.tensor([ids])).logits[0, -1].argmax())
@@ -169,7 +171,7 @@ def test_the_best_checkpoint_on_held_out_rows_is_kept_and_resumed_to(rows: Path,
 def test_patience_ends_sft(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     probabilities = iter([0.1, 0.5, 0.4, 0.3, 0.9])
     figures = {LOSS: 1.0, ACCURACY: 0.5}
-    monkeypatch.setattr(sft_trainers, "measure", lambda *_: {PROBABILITY: next(probabilities), **figures})
+    monkeypatch.setattr(sft_fit, "measure", lambda *_: {PROBABILITY: next(probabilities), **figures})
     validated: dict[str, Any] = {"validate_file": rows, "validate_steps": 1, "patience": 2}
     best = train(rows, tmp_path, **validated)
     assert [path.name for path in checkpoints(best.parent)] == ["checkpoint-2", "checkpoint-4"]
@@ -204,8 +206,8 @@ def test_without_a_number_of_steps_rows_are_held_out_and_the_best_checkpoint_is_
         accuracy = next(accuracies)
         return {PROBABILITY: accuracy / 2, LOSS: 1.0, ACCURACY: accuracy}
 
-    monkeypatch.setattr(sft_trainers, "measure", measured)
-    monkeypatch.setattr(train_sft, "SCRATCH_STEPS", (1, 20, 20))
+    monkeypatch.setattr(sft_fit, "measure", measured)
+    monkeypatch.setattr(sft_build, "SCRATCH_STEPS", (1, 20, 20))
     progress = Interrupting()
     best = train(write_many(tmp_path, 40), tmp_path, progress, max_steps=0)
     assert best.name == "checkpoint-2"
@@ -240,11 +242,12 @@ def test_a_file_of_held_out_rows_next_to_the_others_is_measured_on(tmp_path: Pat
     (tmp_path / "held-out").mkdir()
     beside = tmp_path / "held-out" / path.name
     shutil.copy(path, beside)
-    settings = config(path, tmp_path, max_steps=0)
-    assert settings.held_out_file == beside
-    assert split_rows(settings, read_rows(path)) == (read_rows(path), [])
-    assert config(path, tmp_path, max_steps=0, hold_out=0.1).held_out_file is None
-    assert config(path, tmp_path, epochs=2).held_out_file is None
+    rows = resolve_rows(config(path, tmp_path, max_steps=0))
+    assert rows.held_out_source == beside
+    assert list(rows.training) == list(rows.held_out) == read_rows(path)
+    shared = resolve_rows(config(path, tmp_path, max_steps=0, hold_out=0.1))
+    assert (shared.held_out_source, len(shared.held_out)) == (path, 4)
+    assert resolve_rows(config(path, tmp_path, epochs=2)).held_out == ()
 
 
 def test_the_number_of_steps_follows_from_the_rows(tmp_path: Path) -> None:
@@ -269,7 +272,7 @@ def test_tiny_reads_states_much_longer_than_its_rows(rows: Path, tmp_path: Path)
 
 def test_positions_of_tiny_are_relative(rows: Path, tmp_path: Path) -> None:
     """The same distance before the last token makes the same difference, wherever the text begins."""
-    model = starting_model(config(rows, tmp_path), rows, read_rows(rows)).model.eval()
+    model = fresh_model(config(rows, tmp_path)).model.eval()
     tokens = torch.tensor([[5, 6, 7, 8, 9]])
     with torch.no_grad():
         here, there = (model(tokens, position_ids=torch.arange(5)[None] + start).logits for start in (0, 3000))
@@ -341,7 +344,7 @@ def test_a_checkpoint_that_could_not_be_written_does_not_stay(
 
 def test_a_text_needs_an_end_token(tmp_path: Path) -> None:
     rows = write_rows(tmp_path)
-    player = starting_model(config(rows, tmp_path), rows, read_rows(rows))
+    player = fresh_model(config(rows, tmp_path))
     player.tokenizer.eos_token = None
     save_player(tmp_path / "base", player)
     write_jsonl(rows, [{"prompt": "cell 1\nAction:", "completion": " of 9"}])
@@ -350,7 +353,7 @@ def test_a_text_needs_an_end_token(tmp_path: Path) -> None:
 
 
 def test_a_token_that_the_model_cannot_read_is_refused(rows: Path, tmp_path: Path) -> None:
-    player = starting_model(config(rows, tmp_path), rows, read_rows(rows))
+    player = fresh_model(config(rows, tmp_path))
     player.tokenizer.add_tokens(["cell 5"])
     save_player(tmp_path / "base", player)
     with pytest.raises(CheckpointError, match="'cell 5'"):

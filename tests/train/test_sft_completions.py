@@ -10,8 +10,8 @@ import torch
 from trl import SFTTrainer
 from trl.trainer import utils
 
-from reflectkit.train import sft_trainers as completions
-from reflectkit.train.sft_trainers import CompletionTrainer
+from reflectkit.train.sft import trainers
+from reflectkit.train.sft.trainers import CompletionTrainer
 from tests.sft_runs import learnt, open_trainer
 
 ROWS = [([5, 6, 7, 8, 9, 10], 2), ([11, 12, 13], 1), ([7, 7, 9, 5], 4)]
@@ -21,7 +21,7 @@ TRAINED, POSITIONS = 2 + 1 + 3, 3 * 5
 
 @pytest.fixture(autouse=True)
 def any_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completions, "SMALL_VOCABULARY", 0)
+    monkeypatch.setattr(trainers, "SMALL_VOCABULARY", 0)
 
 
 @pytest.fixture(params=["tiny-gpt2", "tiny-hybrid", "adapter"])
@@ -55,6 +55,6 @@ def test_the_head_reads_what_is_trained_on_unless_the_vocabulary_is_small(
         utils._ChunkedLogProbFunction, "apply", lambda hidden, *rest: read.append(len(hidden)) or head(hidden, *rest)
     )
     learnt(trainer, CompletionTrainer, batch(trainer), None)
-    monkeypatch.setattr(completions, "SMALL_VOCABULARY", 300)
+    monkeypatch.setattr(trainers, "SMALL_VOCABULARY", 300)
     learnt(trainer, CompletionTrainer, batch(trainer), None)
     assert read == [TRAINED, POSITIONS]

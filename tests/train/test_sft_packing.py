@@ -13,7 +13,9 @@ from trl import SFTTrainer
 
 from reflectkit.models.load import checkpoint_gradients
 from reflectkit.models.scoring import unwrapped
-from reflectkit.train.sft_trainers import NOT_TRAINED, PackTrainer, can_pack, collate, pack
+from reflectkit.train.sft.packing import can_pack, collate, pack
+from reflectkit.train.sft.tokens import NOT_TRAINED
+from reflectkit.train.sft.trainers import PackTrainer
 from tests.sft_runs import learnt, open_trainer
 
 SMALL = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

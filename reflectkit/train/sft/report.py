@@ -1,0 +1,45 @@
+"""Report, the last of sft's four steps: the figures of a run, and its log."""
+
+from __future__ import annotations
+
+import shutil
+
+from reflectkit.console import Report, figures_table
+from reflectkit.jsonl import write_jsonl
+from reflectkit.models.checkpoint_metadata import best_checkpoint, model_facts
+from reflectkit.runs.run import Run, checkpoints
+from reflectkit.train.sft.build import TRAINER_FOLDER
+from reflectkit.train.sft.fit import Fit
+from reflectkit.train.sft.measure import ACCURACY, LOSS, PROBABILITY
+
+
+def report(fit: Fit, current: Run) -> Report:
+    """The report of a run that has ended; the first process writes it."""
+    training, metrics = fit.training, fit.metrics
+    config, rows = training.run.config, training.run.rows
+
+    # 1. The figures, and the best checkpoint
+    losses = [row["loss"] for row in metrics if "loss" in row]
+    figures = {
+        "rows": len(rows.every),
+        "parameters": training.parameters,
+        "longest_group" if config.share_prefixes else "longest_row": training.longest,
+        "steps": fit.steps,
+        "loss": losses[-1] if losses else None,
+    }
+    best = best_checkpoint(checkpoints(current.folder))
+    if best is not None:
+        facts = model_facts(best)
+        figures |= {"held_out_rows": len(training.held_out), "best_checkpoint": best.name}
+        for name in (PROBABILITY, LOSS, ACCURACY):
+            figures[f"best_{name}"] = facts[name]
+    output = best or fit.checkpoint
+    if not training.processes.first:
+        return Report("sft", current.folder, figures, (output,))
+
+    # 2. The files
+    write_jsonl(current.folder / "metrics.jsonl", metrics)
+    shutil.rmtree(current.folder / TRAINER_FOLDER, ignore_errors=True)
+    title = f"SFT ({config.role}) in {fit.checkpoint}"
+    current.tables.append(figures_table(title, "value", figures))
+    return current.finish(figures, [output])
