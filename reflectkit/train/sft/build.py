@@ -25,6 +25,7 @@ from reflectkit.models.load import (
     pick_device,
     with_adapter,
 )
+from reflectkit.models.processor import dtype_advice
 from reflectkit.models.tiny import (
     CONVOLUTION_FIRST,
     PAIRS,
@@ -36,7 +37,6 @@ from reflectkit.models.tiny import (
     relative_context,
     teach_copying,
 )
-from reflectkit.models.processor import dtype_advice
 from reflectkit.prompts import LABELS
 from reflectkit.runs.run import CHECKSUMS, checkpoints, verify
 from reflectkit.text import pluralize

@@ -29,13 +29,17 @@ PATIENCE = 5
 class TinyConfig(Config):
     """Tiny models: how they start from scratch."""
 
-    vocabulary: int = option(640, help="Vocabulary size of a tiny model's tokenizer, including 256 bytes.", ge=300)
+    vocabulary: int = option(
+        640, help="Vocabulary size of a tiny model's tokenizer, including 256 bytes.", ge=300
+    )
     token_pattern: str = option(
         "",
         help="Regular expression of the pieces of text that a tiny model's tokens may not cross; default: words,"
         " numbers and signs, as in GPT-2.",
     )
-    copy_steps: int = option(0, help="Steps in which a tiny model first learns to copy passages.", ge=0)
+    copy_steps: int = option(
+        0, help="Steps in which a tiny model first learns to copy passages.", ge=0
+    )
     init_range: float | None = option(
         None,
         help="Standard deviation of a tiny model's initial weights; default: 0.06 for tiny, 0.04 for the others.",
@@ -60,7 +64,9 @@ class SFTConfig(Config):
         essential=True,
     )
     task_file: Path | None = option(
-        None, help="JSONL rows with prompt and completion; default: the role's file from gen-sft.", essential=True
+        None,
+        help="JSONL rows with prompt and completion; default: the role's file from gen-sft.",
+        essential=True,
     )
     model: str = option(
         "tiny",
@@ -74,7 +80,10 @@ class SFTConfig(Config):
         essential=True,
     )
     epochs: int = option(
-        0, help="Passes over the rows, instead of --max-steps; 0: --max-steps counts.", ge=0, essential=True
+        0,
+        help="Passes over the rows, instead of --max-steps; 0: --max-steps counts.",
+        ge=0,
+        essential=True,
     )
     validate_file: Path | None = option(
         None,
@@ -89,7 +98,9 @@ class SFTConfig(Config):
         le=0.5,
     )
     validate_steps: int = option(
-        0, help="Gradient steps between measurements on held-out rows; 0: a twentieth of all steps.", ge=0
+        0,
+        help="Gradient steps between measurements on held-out rows; 0: a twentieth of all steps.",
+        ge=0,
     )
     patience: int | None = option(
         None,
@@ -97,33 +108,46 @@ class SFTConfig(Config):
         " training; 0: none do; default: 5 without --max-steps and --epochs, else 0.",
         ge=0,
     )
-    batch_size: int = option(16, help="Rows per gradient step, over all processes.", ge=1, essential=True)
+    batch_size: int = option(
+        16, help="Rows per gradient step, over all processes.", ge=1, essential=True
+    )
     gradient_accumulation: int = option(
         1, help="Parts in which a batch is read, one after the other, to save memory.", ge=1
     )
-    dropout: float | None = option(None, help="Dropout of the model in training; default: its own.", ge=0, le=1)
+    dropout: float | None = option(
+        None, help="Dropout of the model in training; default: its own.", ge=0, le=1
+    )
     max_length: int = option(
         0,
         help="Maximum tokens per row, and the context length of a tiny model; 0: what the longest row needs.",
         ge=0,
         essential=True,
     )
-    prompt_loss: bool = option(False, help="Train on the prompts too, for a model that starts from scratch.")
+    prompt_loss: bool = option(
+        False, help="Train on the prompts too, for a model that starts from scratch."
+    )
     group_by_length: bool = option(False, help="Batch rows of similar lengths, for less padding.")
     share_prefixes: bool = option(
         False,
         help="Train on rows that begin alike together, and read what they share once; --batch-size counts such groups.",
     )
-    gradient_checkpointing: bool = option(False, help="Save memory by recomputing activations; about a third slower.")
+    gradient_checkpointing: bool = option(
+        False, help="Save memory by recomputing activations; about a third slower."
+    )
     processes: int = option(
-        1, help="Processes on this machine that share the work; changes rounding alone.", ge=1, identity=False
+        1,
+        help="Processes on this machine that share the work; changes rounding alone.",
+        ge=1,
+        identity=False,
     )
     device: str = option("auto", help="auto, cpu, cuda, …")
     dtype: DType = option(
-        "float32", help="float32; bfloat16, faster on GPUs and CPUs with AMX or AVX-512 BF16; or float16."
+        "float32",
+        help="float32; bfloat16, faster on GPUs and CPUs with AMX or AVX-512 BF16; or float16.",
     )
     quantize: Quantize = option(
-        "none", help="Quantise the base weights to 8bit or 4bit, for training a LoRA adapter; or none."
+        "none",
+        help="Quantise the base weights to 8bit or 4bit, for training a LoRA adapter; or none.",
     )
     lora_dropout: float = option(0.0, help="Dropout of what a new LoRA adapter reads.", ge=0, le=1)
     tiny: TinyConfig = TinyConfig()
@@ -190,16 +214,22 @@ class SFTConfig(Config):
         frozen = f"--quantize {self.quantize} needs --lora-r: quantised weights cannot be trained"
         yield self.quantize != "none" and not self.lora.r, frozen
         for name in non_default(self, "lora_dropout", "lora_targets", "lora_alpha"):
-            needs_adapter = f"{flag(name)} is a setting of a new adapter; add --lora-r, or leave it out"
+            needs_adapter = (
+                f"{flag(name)} is a setting of a new adapter; add --lora-r, or leave it out"
+            )
             yield not self.lora.r, needs_adapter
 
         # 3. The batch
-        uneven = f"--gradient-accumulation {self.gradient_accumulation} does not divide --batch-size"
+        uneven = (
+            f"--gradient-accumulation {self.gradient_accumulation} does not divide --batch-size"
+        )
         yield self.batch_size % self.gradient_accumulation, f"{uneven} {self.batch_size}"
 
         # 4. Copying
         names, copy_steps = ", ".join(TINY), self.tiny.copy_steps
-        pretrained = f"--copy-steps is for a model that starts from scratch ({names}), not {self.model}"
+        pretrained = (
+            f"--copy-steps is for a model that starts from scratch ({names}), not {self.model}"
+        )
         yield copy_steps and not self.is_from_scratch, pretrained
         passages = f"--copy-steps trains on passages of {PASSAGE} tokens"
         short = f"{passages}; --max-length must be at least as large"

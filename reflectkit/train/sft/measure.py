@@ -53,7 +53,9 @@ def measure(model: Any, rows: Sequence[Encoded], batch_size: int) -> dict[str, f
         trained_BT = next_BT != NOT_TRAINED
         targets_N = next_BT[trained_BT]
         with selecting(trunk_of(model), partial(_before_trained, next_BT)):
-            output = model(input_ids=ids_BT.to(device), attention_mask=mask_BT.to(device), use_cache=False)
+            output = model(
+                input_ids=ids_BT.to(device), attention_mask=mask_BT.to(device), use_cache=False
+            )
         logits_NV = output.logits[0].float()
         losses_N = nn.functional.cross_entropy(logits_NV, targets_N, reduction="none")
         loss += float(losses_N.sum())
@@ -77,7 +79,9 @@ def _before_trained(next_BT: torch.Tensor, hidden_BTD: torch.Tensor) -> torch.Te
 
 
 @torch.no_grad()
-def measure_decisions(model: Any, rows: Sequence[Mapping[str, Any]], batch_size: int, pad_id: int) -> dict[str, float]:
+def measure_decisions(
+    model: Any, rows: Sequence[Mapping[str, Any]], batch_size: int, pad_id: int
+) -> dict[str, float]:
     """How well the model, without dropout, foretells the labels of decisions.
 
     LOSS: their mean cross-entropy, a proper score. PROBABILITY: of that, the geometric mean.

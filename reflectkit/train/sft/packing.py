@@ -197,7 +197,9 @@ def _mask(parents_BT: torch.Tensor, trunk: Any) -> torch.Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
 
 
-def _convolve(layer: Any, parents_BT: torch.Tensor, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
+def _convolve(
+    layer: Any, parents_BT: torch.Tensor, hidden_states: torch.Tensor, **_: Any
+) -> torch.Tensor:
     """The forward of LFM2's short convolution `layer`, along each token's ancestors instead of its
     left neighbours.
     """

@@ -38,7 +38,9 @@ class Share:
     `missing` counts them.
     """
 
-    def __init__(self, collate: Callable[[list[Any]], dict[str, Any]], processes: Processes) -> None:
+    def __init__(
+        self, collate: Callable[[list[Any]], dict[str, Any]], processes: Processes
+    ) -> None:
         self.collate, self.processes = collate, processes
 
     def __call__(self, rows: list[Any]) -> dict[str, Any]:
@@ -174,7 +176,9 @@ def collate_decisions(rows: Sequence[Mapping[str, Any]], pad_id: int) -> dict[st
     }
 
 
-def decision_losses(model: Any, rows: Sequence[Mapping[str, Any]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+def decision_losses(
+    model: Any, rows: Sequence[Mapping[str, Any]], pad_id: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(cross-entropy of the shares and the policy's probabilities of the options, in nats (B);
     whether the likeliest options agree (B)).
 
