@@ -14,7 +14,7 @@ from reflectkit.jsonl import write_text
 
 COMMANDS = ("rlft", "sft", "evaluate", "gen-trajectory")
 PLACE = Path(__file__).parents[1] / "reflectkit" / "integrations" / "keywords.py"
-HEAD = '''"""The settings that `reflectkit.rlft` and its like take, for editors; written by docs/python_keywords.py."""
+HEAD = '''"""The settings of `reflectkit.rlft` and its like, for editors; from docs/python_keywords.py."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""The commands: one per stage, in pipeline order, and `list`. A stage's module is imported only when its command runs.
+"""The commands: one per stage, in pipeline order, and `list`. A stage's module is imported only
+when its command runs.
 
-A stage's config makes its flags, one a field, with the help text of the field; `--config` reads them from a YAML file.
-Progress is shown as bars on a terminal and as plain lines elsewhere, tables so that they fit its width. Errors are
-printed here, once, as one line. `cli/main.py` lists the exit codes.
+A stage's config makes its flags, one a field, with the help text of the field; `--config` reads
+them from a YAML file. Progress is shown as bars on a terminal and as plain lines elsewhere, tables
+so that they fit its width. Errors are printed here, once, as one line. `cli/main.py` lists the exit
+codes.
 """
 
 from __future__ import annotations
@@ -49,21 +51,35 @@ if TYPE_CHECKING:
     from reflectkit.config import Config, Leaf
 
 HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
-BAD_PATH = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
+BAD_PATH = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)
 HELP_ALL = "--help-all"
-CONFIG_HELP = "YAML file of settings, by the names of these flags; flags on the command line override it."
+CONFIG_HELP = (
+    "YAML file of settings, by the names of these flags; flags on the command line override it."
+)
 SHORT = 16  # characters; longer cells may be folded
 NAMES = 30  # characters; longer names of rows may be folded
 
 
 class Stages(TyperGroup):
-    """The commands by name, and stages of your own by dotted name (`research.pack`). Only the called one is built."""
+    """The commands by name, and stages of your own by dotted name (`research.pack`). Only the
+    called one is built.
+    """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command named in `args`, with its flags."""
         args = [args[0], *ours(args[0], args[1:])]
         own = is_own(args[0])
-        name, command, rest = (args[0], None, args[1:]) if own else super().resolve_command(ctx, args)
+        name, command, rest = (
+            (args[0], None, args[1:]) if own else super().resolve_command(ctx, args)
+        )
         if name is not None and (own or name in STAGES):
             command = stage_command(name, ["--help-all"] if ctx.resilient_parsing else rest)
         return name, command, rest
@@ -72,8 +88,14 @@ class Stages(TyperGroup):
 app = typer.Typer(
     name="reflectkit",
     cls=Stages,
-    help="Train small language models to act: a reflection model comments, and a policy model acts and learns by RL.",
-    epilog="Start here:\n\n  $ reflectkit play --env taxi\n\n  $ reflectkit run taxi-tiny\n\n  $ reflectkit sft --help",
+    help=(
+        "Train small language models to act: a reflection model comments, and a policy model"
+        " acts and learns by RL."
+    ),
+    epilog=(
+        "Start here:\n\n  $ reflectkit play --env taxi\n\n  $ reflectkit run taxi-tiny\n\n  $"
+        " reflectkit sft --help"
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings=HELP_FLAGS,
@@ -91,13 +113,17 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")] = False,
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="Show the traceback of an error.")
+    ] = False,
 ) -> None:
     """Options that come before the command."""
     try:
         os.getcwd()
     except OSError:
-        raise ConfigError("the working directory no longer exists; change to another folder") from None
+        raise ConfigError(
+            "the working directory no longer exists; change to another folder"
+        ) from None
 
 
 for _name, _stage in STAGES.items():
@@ -107,36 +133,53 @@ for _name, _stage in STAGES.items():
 LIST_EXAMPLES = (
     "reflectkit list",
     "reflectkit list --configs",
-    'accelerate launch --config_file "$(reflectkit list --configs multi_gpu)" -m reflectkit rlft --env taxi …',
+    (
+        'accelerate launch --config_file "$(reflectkit list --configs multi_gpu)" -m reflectkit'
+        " rlft --env taxi …"
+    ),
 )
 
 
-@app.command("list", epilog="Examples:\n\n" + "\n\n".join(f"  $ {example}" for example in LIST_EXAMPLES))
+@app.command(
+    "list", epilog="Examples:\n\n" + "\n\n".join(f"  $ {example}" for example in LIST_EXAMPLES)
+)
 def _list(
     name: Annotated[
-        str | None, typer.Argument(help="With --configs: show only the path of this one.", show_default=False)
+        str | None,
+        typer.Argument(help="With --configs: show only the path of this one.", show_default=False),
     ] = None,
     configs: Annotated[
-        bool, typer.Option("--configs", help="List the configs for `accelerate launch` instead, with their paths.")
+        bool,
+        typer.Option(
+            "--configs", help="List the configs for `accelerate launch` instead, with their paths."
+        ),
     ] = False,
 ) -> None:
     """List environments and recipes."""
     from reflectkit.files import launch_config, launch_configs
 
     if name is not None and not configs:
-        raise ConfigError(f"list {name!r}: only --configs takes a name; run `reflectkit list` to see everything")
+        raise ConfigError(
+            f"list {name!r}: only --configs takes a name; run `reflectkit list` to see everything"
+        )
     if name is not None:
         say(str(launch_config(name)))
         return
     if configs:
-        say('configs: accelerate launch --config_file "$(reflectkit list --configs NAME)" -m reflectkit rlft …')
+        say(
+            'configs: accelerate launch --config_file "$(reflectkit list --configs NAME)" -m'
+            " reflectkit rlft …"
+        )
         for config, about in launch_configs().items():
             say(f"  {config:<12} {about}\n  {'':<12} {launch_config(config)}")
         return
     from reflectkit.envs import env_class, env_names
     from reflectkit.recipe import load_recipe, recipe_names
 
-    say("environments: reflectkit play --env NAME, with its levels and settings in --env NAME --help")
+    say(
+        "environments: reflectkit play --env NAME, with its levels and settings in --env NAME"
+        " --help"
+    )
     for env in env_names():
         try:
             kind = env_class(env)
@@ -152,8 +195,9 @@ def _list(
 def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
     """The command of stage `name`: its module's text is the help, EXAMPLES the epilog.
 
-    arguments: those of the command line, as some bring further flags along (`--algo package.module:NAME`). The help
-    shows these flags and the essential ones; `--help-all` shows all.
+    arguments: those of the command line, as some bring further flags along (`--algo
+    package.module:NAME`). The help shows these flags and the essential ones; `--help-all` shows
+    all.
     """
     from reflectkit.config import LAST, leaves, panels
 
@@ -167,16 +211,23 @@ def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
 
         told = (f"Levels ({env}): {', '.join(env_class(env).levels)}", *told)
     by_panel = panels(leaves(kind, chosen), getattr(module, "MINOR", ()))
-    shown = {title for title, rows in by_panel.items() if title is None or any({*row.by} & {*chosen} for row in rows)}
+    shown = {
+        title
+        for title, rows in by_panel.items()
+        if title is None or any({*row.by} & {*chosen} for row in rows)
+    }
     if HELP_ALL in arguments:
         shown = {*by_panel, LAST}
     else:
-        more = 1 + sum(len(rows) for title, rows in by_panel.items() if title not in shown)  # 1: --config
+        # 1: --config
+        more = 1 + sum(len(rows) for title, rows in by_panel.items() if title not in shown)
         told = (f"{HELP_ALL} lists {more} more.", *told)
     lines = [*(line.replace("[", "\\[") for line in told), "Examples:"]  # "[" begins rich's markup
     lines += [f"  $ {example}" for example in module.EXAMPLES]
     single = typer.Typer(add_completion=False, context_settings=HELP_FLAGS)
-    single.command(name, help=summary, epilog="\n\n".join(lines))(_function(name, module, kind, by_panel, shown))
+    single.command(name, help=summary, epilog="\n\n".join(lines))(
+        _function(name, module, kind, by_panel, shown)
+    )
     return typer.main.get_command(single)
 
 
@@ -196,29 +247,40 @@ def _choices(kind: type[Config], arguments: Sequence[str]) -> dict[str, Any]:
         elif written not in switches and not written.startswith("--no-"):
             given[written] = value if equals else next(rest, "")
     settings = _settings(given["--config"]) if choosing and given.get("--config") else {}
-    settings |= dict(zip((leaf.name for leaf in rows if leaf.is_argument), positional, strict=False))
+    settings |= dict(
+        zip((leaf.name for leaf in rows if leaf.is_argument), positional, strict=False)
+    )
     settings |= {leaf.name: given[flag(leaf.name)] for leaf in rows if flag(leaf.name) in given}
     settings = kind.implied(settings) | settings
     return {name: value for name, value in settings.items() if name in choosing}
 
 
 def _function(
-    name: str, module: Any, kind: type[Config], by_panel: Mapping[str | None, Sequence[Leaf]], shown: Collection[Any]
+    name: str,
+    module: Any,
+    kind: type[Config],
+    by_panel: Mapping[str | None, Sequence[Leaf]],
+    shown: Collection[Any],
 ) -> Callable[..., None]:
-    """A function whose signature is the config's leaves, as typer reads it. shown: the panels in its help."""
+    """A function whose signature is the config's leaves, as typer reads it. shown: the panels in
+    its help.
+    """
     from reflectkit.config import LAST, REQUIRED, alternatives, build, flag, is_path, parsed_type
 
     parameters = []
 
     def add(name: str, annotation: Any, default: Any = None) -> None:
         parameters.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+            )
         )
 
     for title, leaf in ((title, leaf) for title, rows in by_panel.items() for leaf in rows):
         required = leaf.default is REQUIRED
         (hint,) = alternatives(leaf.hint)
-        # paths stay text, as Path("") is the current folder, and choices too, as pydantic's error names the nearest
+        # paths stay text, as Path("") is the current folder, and choices too, as pydantic's error
+        # names the nearest
         is_text = hint is Path or get_origin(hint) is Literal or parsed_type(hint) is not None
         plain: Any = str if is_text else hint
         if get_origin(hint) is tuple:
@@ -230,17 +292,27 @@ def _function(
         default = list(map(str, leaf.default)) if isinstance(leaf.default, tuple) else leaf.default
         if leaf.is_argument:
             argument = typer.Argument(help=leaf.help, metavar=metavar)
-            add(leaf.name, Annotated[plain, argument], inspect.Parameter.empty if required else default)
+            add(
+                leaf.name,
+                Annotated[plain, argument],
+                inspect.Parameter.empty if required else default,
+            )
             continue
         declared = flag(leaf.name)
         option = typer.Option(
-            f"{declared}/--no-{declared[2:]}" if leaf.default is True or leaf.hint == bool | None else declared,
+            f"{declared}/--no-{declared[2:]}"
+            if leaf.default is True or leaf.hint == bool | None
+            else declared,
             help=leaf.help + (" Required." if required else ""),
             metavar=metavar,
             rich_help_panel=title,
             hidden=title not in shown,
         )
-        add(leaf.name, Annotated[plain | None if required else plain, option], None if required else default)
+        add(
+            leaf.name,
+            Annotated[plain | None if required else plain, option],
+            None if required else default,
+        )
 
     def command(context: typer.Context, config: str | None, help_all: bool, **values: Any) -> None:
         given = {
@@ -256,8 +328,12 @@ def _function(
         if report.code:
             raise typer.Exit(report.code)
 
-    help_all = typer.Option(HELP_ALL, is_eager=True, callback=_help, help="Show all settings and exit.")
-    file = typer.Option("--config", metavar="PATH", help=CONFIG_HELP, rich_help_panel=LAST, hidden=LAST not in shown)
+    help_all = typer.Option(
+        HELP_ALL, is_eager=True, callback=_help, help="Show all settings and exit."
+    )
+    file = typer.Option(
+        "--config", metavar="PATH", help=CONFIG_HELP, rich_help_panel=LAST, hidden=LAST not in shown
+    )
     add("help_all", Annotated[bool, help_all], default=False)
     add("config", Annotated[str | None, file])
     add("context", typer.Context)
@@ -274,8 +350,8 @@ def _help(context: typer.Context, asked: bool) -> None:
 
 
 def run_stage(module: Any, settings: Any, progress: Progress) -> Report:
-    """The stage's report. A lost connection, an exit, or any other BaseException of the user's code is an error here:
-    typer would end the command without a message.
+    """The stage's report. A lost connection, an exit, or any other BaseException of the user's code
+    is an error here: typer would end the command without a message.
     """
     from reflectkit.config import notes_of, variables
     from reflectkit.keys import hide_environment
@@ -289,11 +365,16 @@ def run_stage(module: Any, settings: Any, progress: Progress) -> Report:
         report: Report = module.run(settings, progress)
         return report
     except BaseException as error:
-        taken = isinstance(error, BrokenPipeError | EOFError) or not isinstance(error, Exception | KeyboardInterrupt)
-        unread = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)  # the output
+        taken = isinstance(error, BrokenPipeError | EOFError) or not isinstance(
+            error, Exception | KeyboardInterrupt
+        )
+        # The output
+        unread = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
         if unread or not taken:
             raise
-        raise RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__) from None
+        raise RuntimeError(f"{type(error).__name__}: {error}").with_traceback(
+            error.__traceback__
+        ) from None
 
 
 def _settings(path: str) -> dict[str, Any]:
@@ -308,7 +389,8 @@ def _settings(path: str) -> dict[str, Any]:
 
 
 class Screen(Console):
-    """Standard output. Control characters are escaped last, so that printed text cannot control the terminal.
+    """Standard output. Control characters are escaped last, so that printed text cannot control the
+    terminal.
 
     quiet: print nothing. width: number of columns; None asks the terminal.
     """
@@ -316,7 +398,9 @@ class Screen(Console):
     def __init__(self, *, quiet: bool = False, width: int | None = None) -> None:
         super().__init__(emoji=False, markup=False, highlight=False, quiet=quiet, width=width)
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         """The segments of `renderable`, with control characters escaped."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
@@ -372,7 +456,9 @@ class RichProgress(Progress):
         return sys.stdin.isatty()
 
     def ask(self, question: str) -> str | None:
-        """Read a line of standard input with the bars hidden. Undecodable input is an answer that never matches."""
+        """Read a line of standard input with the bars hidden. Undecodable input is an answer that
+        never matches.
+        """
         self.bars.stop()
         try:
             return input(visible(question))
@@ -390,7 +476,9 @@ LINE_EVERY_S = 60.0
 
 
 class _RichBar(Bar):
-    def __init__(self, progress: RichProgress, task: bars.TaskID, title: str, total: int, done: int) -> None:
+    def __init__(
+        self, progress: RichProgress, task: bars.TaskID, title: str, total: int, done: int
+    ) -> None:
         self.progress, self.task, self.title, self.total = progress, task, title, total
         self.done, self.figures, self.told = done, "", time.monotonic()
 
@@ -404,7 +492,10 @@ class _RichBar(Bar):
 
     def tell(self) -> None:
         self.told = time.monotonic()
-        self.progress.news(f"{self.title}: {self.done} of {self.total}{'  ' + self.figures if self.figures else ''}")
+        self.progress.news(
+            f"{self.title}: {self.done} of"
+            f" {self.total}{'  ' + self.figures if self.figures else ''}"
+        )
 
 
 def _grid(table: Table, *, fold: bool = True) -> Grid:
@@ -415,7 +506,9 @@ def _grid(table: Table, *, fold: bool = True) -> Grid:
         whole = not fold and _longest(texts) <= (SHORT if index else NAMES)
         if whole:  # rich would not fold its heading either
             heading = "\n".join(textwrap.wrap(heading, max(SHORT, _longest(texts))))
-        grid.add_column(Text(heading), justify="right" if index else "left", overflow="fold", no_wrap=whole)
+        grid.add_column(
+            Text(heading), justify="right" if index else "left", overflow="fold", no_wrap=whole
+        )
     for row in table.rows:
         grid.add_row(*(Text(visible(cell)) for cell in row))
     return grid
@@ -426,18 +519,24 @@ def _longest(texts: Iterable[str]) -> int:
 
 
 def _least_width(grid: Grid) -> int:
-    """How many characters `grid` needs, so that only texts between words and no short cells are broken."""
+    """How many characters `grid` needs, so that only texts between words and no short cells are
+    broken.
+    """
     cells = ([str(column.header), *map(str, column.cells)] for column in grid.columns)
     parts = (
-        _longest(part for cell in texts for part in (cell.split("\n") if column.no_wrap else cell.split()))
+        _longest(
+            part
+            for cell in texts
+            for part in (cell.split("\n") if column.no_wrap else cell.split())
+        )
         for column, texts in zip(grid.columns, cells, strict=True)
     )
     return sum(parts) + 2 * len(grid.columns) - 2
 
 
 def _parts(console: Screen, columns: Sequence[tuple[str, ...]]) -> Iterator[Grid]:
-    """A wide table of `columns`, as grids one below the other that fit the console. Each has the first column, and the
-    second one where the first does not tell the rows apart.
+    """A wide table of `columns`, as grids one below the other that fit the console. Each has the
+    first column, and the second one where the first does not tell the rows apart.
     """
     first = 1 if len(set(columns[0])) == len(columns[0]) else 2
     names, rest = columns[:first], columns[first:]
@@ -445,7 +544,12 @@ def _parts(console: Screen, columns: Sequence[tuple[str, ...]]) -> Iterator[Grid
         for count in range(len(rest), -1, -1):
             heading, *rows = zip(*names, *rest[:count], strict=True)
             grid = _grid(Table("", heading, tuple(rows)), fold=count < 2)
-            grid.box, grid.show_edge, grid.pad_edge, grid.padding = box.SIMPLE_HEAD, False, False, (0, 1, 0, 0)
+            grid.box, grid.show_edge, grid.pad_edge, grid.padding = (
+                box.SIMPLE_HEAD,
+                False,
+                False,
+                (0, 1, 0, 0),
+            )
             if count < 2 or _least_width(grid) <= console.width:
                 break
         yield grid
@@ -458,16 +562,23 @@ def show(console: Screen, report: Report) -> None:
     for table in report.tables:
         console.say(table.title, style="bold")
         grid = _grid(table)
-        if console.measure(grid, options=console.options.update(width=10_000)).maximum > console.width:
+        if (
+            console.measure(grid, options=console.options.update(width=10_000)).maximum
+            > console.width
+        ):
             columns = list(zip(table.columns, *table.rows, strict=True))
             if len(table.rows) == 1:  # becomes one of two columns
                 columns = list(zip(*columns, strict=True))
-            same = [cells for cells in columns[1:] if len(table.rows) > 1 and len(set(cells[1:])) == 1]
+            same = [
+                cells for cells in columns[1:] if len(table.rows) > 1 and len(set(cells[1:])) == 1
+            ]
             if len(same) == len(columns) - 1:  # names alone would say nothing
                 same = []
             if same:
                 console.say("in all rows: " + ", ".join(f"{cells[0]} {cells[1]}" for cells in same))
-            console.print(*_parts(console, [cells for cells in columns if cells not in same]), sep="")
+            console.print(
+                *_parts(console, [cells for cells in columns if cells not in same]), sep=""
+            )
         else:
             console.print(grid)
     if report.skipped:
@@ -481,7 +592,8 @@ def show(console: Screen, report: Report) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run the command line `arguments`; returns the exit code."""
     prepare()
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it reads the metadata of every installed package
+    # It reads the metadata of every installed package
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         outcome = app(args=list(arguments), prog_name="reflectkit", standalone_mode=False)
         sys.stdout.flush()
@@ -490,11 +602,18 @@ def run(arguments: Sequence[str]) -> int:
         return outcome if isinstance(outcome, int) else 0
     except BaseException as error:
         # typer and rich end the process when the pipe is closed
-        if BrokenPipeError in (type(error), isinstance(error, SystemExit) and type(error.__context__)):
+        if BrokenPipeError in (
+            type(error),
+            isinstance(error, SystemExit) and type(error.__context__),
+        ):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discards what is still in the buffer
             return 141
         if isinstance(error, typer.Abort) or _interrupted(error):
-            kept = "finished episodes are kept" if arguments[:1] == ["play"] else "run the same command again to resume"
+            kept = (
+                "finished episodes are kept"
+                if arguments[:1] == ["play"]
+                else "run the same command again to resume"
+            )
             return print_error(f"stopped; {kept}", 130)
         if isinstance(error, SystemExit):  # after a completion
             return int(error.code or 0)
@@ -502,8 +621,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def prepare() -> None:
-    """Make the standard streams accept any text. A stream that was closed at the start becomes the null device. Some
-    shells set COLUMNS to 0 where no terminal is, which rich would take for the width.
+    """Make the standard streams accept any text. A stream that was closed at the start becomes the
+    null device. Some shells set COLUMNS to 0 where no terminal is, which rich would take for the
+    width.
     """
     if not os.environ.get("COLUMNS", "").strip("0"):
         os.environ.pop("COLUMNS", None)
@@ -531,7 +651,9 @@ def print_error(text: str, code: int) -> int:
 
 
 def _explain(error: BaseException, *, with_traceback: bool) -> int:
-    """Print `error` as one line; returns the exit code. with_traceback: print its traceback as well."""
+    """Print `error` as one line; returns the exit code. with_traceback: print its traceback as
+    well.
+    """
     import traceback
 
     from reflectkit.keys import masked
@@ -539,24 +661,35 @@ def _explain(error: BaseException, *, with_traceback: bool) -> int:
     if with_traceback:
         say(masked("".join(traceback.format_exception(error))).rstrip(), sys.stderr)
     number = error.errno if isinstance(error, OSError) else None
-    full = next((code for code in NO_ROOM if code == number or os.strerror(code) in str(error)), None)
+    full = next(
+        (code for code in NO_ROOM if code == number or os.strerror(code) in str(error)), None
+    )
     if isinstance(error, ReflectkitError):
         return print_error(str(error), 2)
     if isinstance(error, typer.TyperException):
-        return print_error(_usage(error), 2) if error.format_message().strip() else 2  # the help was printed already
+        # The help was printed already
+        return print_error(_usage(error), 2) if error.format_message().strip() else 2
     if full:
-        what = "a file exceeds this shell's limit (`ulimit -f`)" if full == errno.EFBIG else "the disk is full"
+        what = (
+            "a file exceeds this shell's limit (`ulimit -f`)"
+            if full == errno.EFBIG
+            else "the disk is full"
+        )
         return print_error(f"{what}; free some space and run the same command again to resume", 2)
     if isinstance(error, OSError) and number in BAD_PATH:
         path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a file"
-        return print_error(f"{path}: {error.strerror}; choose another location or change its permissions", 2)
+        return print_error(
+            f"{path}: {error.strerror}; choose another location or change its permissions", 2
+        )
     if isinstance(error, MemoryError):
         return print_error("out of memory; close other programs or use smaller settings", 2)
     error = cause_of(error)
     summary = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
     if line := user_code_line(error):
         return print_error(f"{line}: {summary} (`reflectkit --traceback …` shows the traceback)", 2)
-    return print_error(f"{summary} (internal error; `reflectkit --traceback …` shows the traceback)", 1)
+    return print_error(
+        f"{summary} (internal error; `reflectkit --traceback …` shows the traceback)", 1
+    )
 
 
 def _interrupted(error: BaseException) -> bool:
@@ -575,7 +708,12 @@ def _usage(error: typer.TyperException) -> str:
         from reflectkit.config import leaves, unknown_setting
 
         kind = config_class(stage)
-        name = str(getattr(error, "option_name", "")).removeprefix("--").removeprefix("no-").replace("-", "_")
+        name = (
+            str(getattr(error, "option_name", ""))
+            .removeprefix("--")
+            .removeprefix("no-")
+            .replace("-", "_")
+        )
         known = unknown_setting(kind, name, [leaf.name for leaf in leaves(kind)], "")
         if not isinstance(known, UnknownNameError):
             return str(known)

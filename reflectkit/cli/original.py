@@ -48,7 +48,9 @@ def ours(command: str, arguments: Sequence[str]) -> list[str]:
 
 
 def _levels(arguments: Sequence[str]) -> list[str]:
-    """--curriculum for each level of the env that `arguments` name; nothing if they name none, which is told later."""
+    """--curriculum for each level of the env that `arguments` name; nothing if they name none,
+    which is told later.
+    """
     from reflectkit.envs import env_class
 
     words = [word for argument in arguments for word in argument.split("=", 1)]

@@ -1,6 +1,8 @@
-"""One file per command: `run(config, progress) → Report`, and `CONFIG`, the class of its settings. No printing.
+"""One file per command: `run(config, progress) → Report`, and `CONFIG`, the class of its settings.
+No printing.
 
-`STAGES` is the pipeline in order; the command line and `run` read it, and a module is imported when its stage is used.
+`STAGES` is the pipeline in order; the command line and `run` read it, and a module is imported when
+its stage is used.
 """
 
 from __future__ import annotations
@@ -33,55 +35,74 @@ STAGES = {
     ),
     "play": Stage(
         "reflectkit.commands.play",
-        "Watch an environment or play it yourself, step by step. The player is a person, the oracle, a rule"
+        "Watch an environment or play it yourself, step by step. The player is a person, the"
+        " oracle, a rule"
         " or a checkpoint.",
     ),
     "filter-repo": Stage(
         "reflectkit.commands.filter_repo",
-        "Copy repositories with only the files that questions can be asked about. A table shows what was"
+        "Copy repositories with only the files that questions can be asked about. A table shows"
+        " what was"
         " dropped and why.",
     ),
     "gen-task": Stage(
         "reflectkit.commands.gen_task",
         "Generate the problems of an env that does not list its own: conversations (memory), games"
-        " (alfworld), or questions about the files of filtered repositories (auto_explore), with one output"
+        " (alfworld), or questions about the files of filtered repositories (auto_explore), with"
+        " one output"
         " file per repository.",
     ),
     "filter-task": Stage(
         "reflectkit.commands.filter_task",
-        "Merge the files of gen-task, or of the original toolkit, into one clean list of questions.",
+        (
+            "Merge the files of gen-task, or of the original toolkit, into one clean list of"
+            " questions."
+        ),
     ),
     "gen-trajectory": Stage(
         "reflectkit.commands.gen_trajectory",
-        "Generate demonstrations with reflections from a teacher: correct ones, and ones with a mistake and"
+        "Generate demonstrations with reflections from a teacher: correct ones, and ones with a"
+        " mistake and"
         " its correction.",
     ),
     "split": Stage(
         "reflectkit.commands.split",
-        "Divide the problems into train, validate and test, 7:2:1 or as asked, keeping each group (a start"
+        "Divide the problems into train, validate and test, 7:2:1 or as asked, keeping each"
+        " group (a start"
         " state, a repository, a game) in one split.",
     ),
     "gen-sft": Stage(
         "reflectkit.commands.gen_sft",
-        "Write the SFT files by replaying the training split's demonstrations through the environment, or"
+        "Write the SFT files by replaying the training split's demonstrations through the"
+        " environment, or"
         " from logged conversations.",
     ),
     "sft": Stage(
         "reflectkit.commands.sft",
-        "Supervised fine-tuning of one player with TRL's SFTTrainer, with the loss on the completions only.",
+        (
+            "Supervised fine-tuning of one player with TRL's SFTTrainer, with the loss on the"
+            " completions only."
+        ),
     ),
     "rlft": Stage(
         "reflectkit.commands.rlft",
-        "Online RL with REINFORCE, PPO or GRPO, where a reflector comments on each state before the policy acts.",
+        (
+            "Online RL with REINFORCE, PPO or GRPO, where a reflector comments on each state"
+            " before the policy acts."
+        ),
     ),
     "evaluate": Stage(
         "reflectkit.commands.evaluate",
-        "Compare several players on the same held-out problems, each with or without a reflector. Reports"
+        "Compare several players on the same held-out problems, each with or without a"
+        " reflector. Reports"
         " success with 95 % intervals.",
     ),
     "plot": Stage(
         "reflectkit.commands.plot",
-        "Learning curves of RL runs, or bars of evaluations. Runs of the same name (seeds) give a median and a band.",
+        (
+            "Learning curves of RL runs, or bars of evaluations. Runs of the same name (seeds)"
+            " give a median and a band."
+        ),
     ),
     "view": Stage(
         "reflectkit.commands.view",
@@ -89,12 +110,16 @@ STAGES = {
     ),
     "serve": Stage(
         "reflectkit.commands.serve",
-        "Answer programs with a trained policy, which a reflector may comment for: OpenAI's chat completions,"
+        "Answer programs with a trained policy, which a reflector may comment for: OpenAI's chat"
+        " completions,"
         " and decisions in the forms of OpenAI and System One.",
     ),
     "export": Stage(
         "reflectkit.commands.export",
-        "Write a checkpoint as a plain Hugging Face folder with a model card; a LoRA adapter is merged.",
+        (
+            "Write a checkpoint as a plain Hugging Face folder with a model card; a LoRA adapter"
+            " is merged."
+        ),
     ),
     "serve-env": Stage(
         "reflectkit.commands.serve_env",
@@ -102,7 +127,10 @@ STAGES = {
     ),
     "run": Stage(
         "reflectkit.commands.run",
-        "A whole pipeline from a recipe. Each step is a stage; finished steps are skipped and killed ones resume.",
+        (
+            "A whole pipeline from a recipe. Each step is a stage; finished steps are skipped"
+            " and killed ones resume."
+        ),
     ),
 }
 
@@ -116,7 +144,9 @@ class Traits:
     trains: bool = False
     """Whether it trains a model."""
     makes_arm: bool = False
-    """Whether its output belongs to one arm of a recipe, so that an ablation may change its settings."""
+    """Whether its output belongs to one arm of a recipe, so that an ablation may change its
+    settings.
+    """
     output: str = ""
     """The setting with its output path, which two arms must not share."""
     arms: tuple[str, ...] = ()
@@ -126,7 +156,9 @@ class Traits:
 
 
 def is_own(name: str) -> bool:
-    """Whether `name` is the dotted name of a module, such as `research.pack`, and its package can be imported."""
+    """Whether `name` is the dotted name of a module, such as `research.pack`, and its package can
+    be imported.
+    """
     package, dot, _ = name.partition(".")
     return bool(dot) and package.isidentifier() and importlib.util.find_spec(package) is not None
 
@@ -148,5 +180,8 @@ def config_class(name: str) -> type[Config]:
     """
     kind: type[Config] | None = getattr(stage_module(name), "CONFIG", None)
     if kind is None:
-        raise ConfigError(f"stage {name}: the module has no CONFIG; set it to the class of the settings that run takes")
+        raise ConfigError(
+            f"stage {name}: the module has no CONFIG; set it to the class of the settings that"
+            " run takes"
+        )
     return kind

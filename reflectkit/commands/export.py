@@ -1,4 +1,5 @@
-"""export: write a checkpoint as a plain Hugging Face folder with a model card; a LoRA adapter is merged.
+"""export: write a checkpoint as a plain Hugging Face folder with a model card; a LoRA adapter is
+merged.
 
 The folder loads with `AutoModelForCausalLM.from_pretrained` and with reflectkit's own commands.
 """
@@ -21,25 +22,34 @@ from reflectkit.jsonl import read_json
 from reflectkit.models.checkpoint_metadata import SERVICE
 from reflectkit.models.hub import hub_options
 from reflectkit.models.refs import ModelRef
-from reflectkit.prompts import ACTION_MARKER, REFLECTION_MARKER, policy_prompt, reflection_prompt, thinking_prompt
+from reflectkit.prompts import (
+    ACTION_MARKER,
+    REFLECTION_MARKER,
+    policy_prompt,
+    reflection_prompt,
+    thinking_prompt,
+)
 from reflectkit.runs.run import Run, RunConfig, open_run
 from reflectkit.types import DType, Observation
 from reflectkit.version import VERSION
 
 EXAMPLES = (
     "reflectkit export --policy results/taxi-tiny/reflect-rl/checkpoint-36 --out-dir taxi-policy",
-    "reflectkit export --policy results/taxi-tiny/reflect-rl/checkpoint-36 --out-dir taxi-policy --dtype bfloat16"
+    "reflectkit export --policy results/taxi-tiny/reflect-rl/checkpoint-36 --out-dir taxi-policy"
+    " --dtype bfloat16"
     " --license apache-2.0",
 )
 MINOR = ("seed",)  # nothing is random
 READS = {
     "reflection": f"an observation and `{REFLECTION_MARKER}`; it answers with one line about it",
     "policy": (
-        f"an observation, a reflection model's comment, {{listed}} and `{ACTION_MARKER}`; it answers with {{answer}}"
+        f"an observation, a reflection model's comment, {{listed}} and `{ACTION_MARKER}`; it"
+        f" answers with {{answer}}"
     ),
     "plain": f"an observation, {{listed}} and `{ACTION_MARKER}`; it answers with {{answer}}",
     "think": (
-        f"an observation, {{listed}} and `{REFLECTION_MARKER}`; it writes a line and, after `{ACTION_MARKER}` on the"
+        f"an observation, {{listed}} and `{REFLECTION_MARKER}`; it writes a line and, after"
+        f" `{ACTION_MARKER}` on the"
         " next one, answers with {answer}"
     ),
 }
@@ -48,7 +58,10 @@ ANSWERED = {
     "text": ("a list of actions", "the words of one of them"),
     "score": (
         "no actions",
-        "a score of each action, read alone: the end token's logit after its words and the end token",
+        (
+            "a score of each action, read alone: the end token's logit after its words and the"
+            " end token"
+        ),
     ),
 }
 """How the actions are listed, and what is answered, by the form of the answer."""
@@ -57,11 +70,18 @@ ANSWERED = {
 class ExportConfig(Config):
     """Settings of export."""
 
-    load_dir: Path = option(name="policy", help="Checkpoint of sft or rlft, or a run, for its best or newest one.")
-    out_dir: Path = option(help="Folder to write; it must not exist, unless it is an earlier export (with --force).")
+    load_dir: Path = option(
+        name="policy", help="Checkpoint of sft or rlft, or a run, for its best or newest one."
+    )
+    out_dir: Path = option(
+        help="Folder to write; it must not exist, unless it is an earlier export (with --force)."
+    )
     dtype: DType = option("float32", help="float32, bfloat16 or float16.")
     license: str = option(
-        "", help="Licence identifier for the card, e.g. apache-2.0; the base model's licence binds you."
+        "",
+        help=(
+            "Licence identifier for the card, e.g. apache-2.0; the base model's licence binds you."
+        ),
     )
     run: RunConfig = RunConfig()
 
@@ -86,14 +106,21 @@ def run(config: ExportConfig, progress: Progress) -> Report:
         target = config.out_dir
         earlier = model_facts(target).get("exported_from")
         if target.exists() and earlier is None:
-            raise ConfigError(f"{target} already exists and is not an export; choose another --out-dir")
+            raise ConfigError(
+                f"{target} already exists and is not an export; choose another --out-dir"
+            )
         if earlier not in (None, str(config.load_dir)) and not config.run.force:
-            raise ConfigError(f"{target} already exists, from {earlier}; choose another --out-dir (or use --force)")
+            raise ConfigError(
+                f"{target} already exists, from {earlier}; choose another --out-dir (or use"
+                " --force)"
+            )
         with progress.bar(f"export {config.load_dir}", 1) as bar:
             origin_facts = model_facts(config.load_dir)
             base = base_of(config.load_dir)
             kept = ("env", "prompts", "step", "reflector", "model", "acts", "calibration")
-            facts = {name: origin_facts[name] for name in kept if origin_facts.get(name) is not None}
+            facts = {
+                name: origin_facts[name] for name in kept if origin_facts.get(name) is not None
+            }
             facts |= {"base": base, "exported_from": str(config.load_dir)}
             player = export(
                 config.load_dir,
@@ -104,13 +131,19 @@ def run(config: ExportConfig, progress: Progress) -> Report:
             )
             bar.advance()
         parameters = sum(weight.numel() for weight in player.model.parameters())
-        figures = {"role": player.role, "parameters": parameters, "dtype": config.dtype, "merged": base is not None}
+        figures = {
+            "role": player.role,
+            "parameters": parameters,
+            "dtype": config.dtype,
+            "merged": base is not None,
+        }
         current.tables.append(figures_table(f"Exported to {target}", "value", figures))
         return current.finish(figures, [target])
 
 
 def bring_home(config: ExportConfig, current: Run, progress: Progress) -> Report:
-    """Write the adapter of a checkpoint whose weights are on a training service, as peft does, on the same base.
+    """Write the adapter of a checkpoint whose weights are on a training service, as peft does, on
+    the same base.
 
     Raises ConfigError if the service does not give it out, or the folder exists.
     """
@@ -121,7 +154,10 @@ def bring_home(config: ExportConfig, current: Run, progress: Progress) -> Report
     from reflectkit.sampling.service import loaded, open_service, unpack
 
     source, target = config.load_dir, config.out_dir
-    refuse(target.exists() and not config.run.force, f"{target} already exists; choose another --out-dir")
+    refuse(
+        target.exists() and not config.run.force,
+        f"{target} already exists; choose another --out-dir",
+    )
     facts = model_facts(source)
     record = facts.pop(SERVICE)
     service = open_service(record["engine"], ServiceSettings(service_rows=int(record["rows"])))
@@ -138,7 +174,12 @@ def bring_home(config: ExportConfig, current: Run, progress: Progress) -> Report
         load_tokenizer(str(source)).save_pretrained(staging)
         write_json(staging / ROLE_FILE, facts | {"exported_from": str(source)})
         bar.advance()
-    figures = {"role": facts.get("role"), "rank": record["rank"], "base": record["base"], "merged": False}
+    figures = {
+        "role": facts.get("role"),
+        "rank": record["rank"],
+        "base": record["base"],
+        "merged": False,
+    }
     current.tables.append(figures_table(f"Exported to {target}", "value", figures))
     return current.finish(figures, [target])
 
@@ -193,12 +234,18 @@ tokenizer = AutoTokenizer.from_pretrained({folder})
 
 
 def card(config: ExportConfig, facts: dict[str, Any], base: str | None, prompt: str) -> str:
-    """The model card: description, origin, metrics, settings and use. facts: of the checkpoint. base: of an adapter.
-    prompt: an example.
+    """The model card: description, origin, metrics, settings and use. facts: of the checkpoint.
+    base: of an adapter. prompt: an example.
     """
-    role, run_dir, target = facts.get("role") or "chat", config.load_dir.parent, json.dumps(str(config.out_dir))
+    role, run_dir, target = (
+        facts.get("role") or "chat",
+        config.load_dir.parent,
+        json.dumps(str(config.out_dir)),
+    )
     origin, reflector = base or facts.get("model"), facts.get("reflector")
-    chooses = role == "reflection" or facts.get("acts") == "choice" or facts.get("answer") in ANSWERED
+    chooses = (
+        role == "reflection" or facts.get("acts") == "choice" or facts.get("answer") in ANSWERED
+    )
     if facts.get("role") and not chooses:  # earlier versions did not record it
         with contextlib.suppress(ReflectkitError):
             chooses = env_class(str(facts.get("env"))).acts == "choice"
@@ -229,7 +276,11 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None, prompt: 
     held_out = recorded.get("held_out")
     for when, found in held_out.items() if isinstance(held_out, dict) else ():
         for name in ("success", "return") if when != "random" and isinstance(found, dict) else ():
-            shown |= {f"{name} {when} training, most likely actions": found[name]} if name in found else {}
+            shown |= (
+                {f"{name} {when} training, most likely actions": found[name]}
+                if name in found
+                else {}
+            )
     figures = figures_table("", "value", shown).rows
     players = target
     if role == "reflection":
@@ -246,7 +297,9 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None, prompt: 
         prompt=prompt and EXAMPLE.format(prompt=prompt),
         made_from="\n".join(made_from),
         figures="\n".join(f"| {name} | {value} |" for name, value in figures),
-        settings=json.dumps(_recorded(run_dir / "config.json", "settings"), indent=1, ensure_ascii=False),
+        settings=json.dumps(
+            _recorded(run_dir / "config.json", "settings"), indent=1, ensure_ascii=False
+        ),
         players=players,
         choices=', choices=["one action", "another"]' if chooses else "",
         folder=target,
@@ -264,9 +317,12 @@ LONGEST_PROMPT = 4000  # characters in the card
 
 
 def prompt_at_start(config: ExportConfig, facts: dict[str, Any]) -> str:
-    """What the model reads at the start of a held-out problem; "" where its environment cannot be played here."""
+    """What the model reads at the start of a held-out problem; "" where its environment cannot be
+    played here.
+    """
     observation = None
-    with contextlib.suppress(Exception):  # its code, its files or what it needs may be missing, or fail
+    # Its code, its files or what it needs may be missing, or fail
+    with contextlib.suppress(Exception):
         observation = _first_observation(config, str(facts["env"]))
     if observation is None:
         return ""
@@ -282,7 +338,9 @@ def prompt_at_start(config: ExportConfig, facts: dict[str, Any]) -> str:
         from reflectkit.models.chat import Dialogue
         from reflectkit.models.checkpoint_metadata import load_tokenizer
 
-        prompt = Dialogue(load_tokenizer(config.load_dir), plain=role is not None).text(observation, comment)
+        prompt = Dialogue(load_tokenizer(config.load_dir), plain=role is not None).text(
+            observation, comment
+        )
     return prompt[:LONGEST_PROMPT]
 
 

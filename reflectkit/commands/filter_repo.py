@@ -1,8 +1,9 @@
-"""filter-repo: copy repositories with only the files that questions can be asked about. A table shows what was dropped
-and why.
+"""filter-repo: copy repositories with only the files that questions can be asked about. A table
+shows what was dropped and why.
 
-Keeps code, data, text and shell files with plain names and readable, mostly ASCII content. A repository is a folder, a
-.zip or a .tar.gz. Links are never followed, and no file can escape from an archive.
+Keeps code, data, text and shell files with plain names and readable, mostly ASCII content. A
+repository is a folder, a .zip or a .tar.gz. Links are never followed, and no file can escape from
+an archive.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ class FilterRepoConfig(Config):
     env: str = option("auto_explore", help="The environment that explores repositories.")
     repo_dir: Path = option(
         REPOSITORIES,
-        help="Folder of the repositories: folders, .zip, .tar.gz. The included ones where the default is missing.",
+        help=(
+            "Folder of the repositories: folders, .zip, .tar.gz. The included ones where the"
+            " default is missing."
+        ),
     )
     max_file_mb: float = option(5.0, help="Files larger than this are dropped (MiB).", gt=0)
     run: RunConfig = RunConfig()
@@ -72,7 +76,10 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
     if originals.is_relative_to(copies) or copies.is_relative_to(originals):
         raise DataError(
             config.repo_dir,
-            f"contains, or is in, {target}, where the filtered copies go; give the folder of the originals",
+            (
+                f"contains, or is in, {target}, where the filtered copies go; give the folder of"
+                " the originals"
+            ),
         )
     write_permission(target)
     with open_run("filter-repo", config, list(filter(readable, paths))) as current:
@@ -85,9 +92,13 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
                 if fault := name_fault(name, is_folder=True):
                     results.append(Filtered(name, why_not=fault))
                 elif any(other.name == name and not other.why_not for other in results):
-                    results.append(Filtered(path.name, why_not=f"another repository is called {name}"))
+                    results.append(
+                        Filtered(path.name, why_not=f"another repository is called {name}")
+                    )
                 else:
-                    results.append(filter_repository(path, target / name, int(config.max_file_mb * 2**20)))
+                    results.append(
+                        filter_repository(path, target / name, int(config.max_file_mb * 2**20))
+                    )
                 bar.advance()
         kept = [result for result in results if not result.why_not]
         left_out = {result.name: result.why_not for result in results if result.why_not}
@@ -99,11 +110,16 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
         names = {result.name for result in kept}
         earlier = sorted(str(path) for path in target.glob("[!.]*/") if path.name not in names)
         if earlier:
-            told = f"from an earlier run, and questions will be asked about it: {', '.join(earlier)}"
+            told = (
+                f"from an earlier run, and questions will be asked about it: {', '.join(earlier)}"
+            )
             progress.news(f"{told}; delete what is not wanted")
         for result in kept:
             if result.dropped_code and not result.kept_code:
-                progress.news(f"warning: {result.name}: none of its code was kept, e.g. not {result.dropped_code}")
+                progress.news(
+                    f"warning: {result.name}: none of its code was kept, e.g. not"
+                    f" {result.dropped_code}"
+                )
         rows = [
             (
                 result.name,
@@ -117,8 +133,12 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
         ]
         heads = ("repository", "kept", "dropped", "KiB", "share of text", "not kept because")
         dropped = sum((result.dropped for result in results), Counter[str]())
-        first = {reason: path for result in reversed(results) for reason, path in result.examples.items()}
-        reasons = tuple((reason, str(count), first[reason]) for reason, count in dropped.most_common())
+        first = {
+            reason: path for result in reversed(results) for reason, path in result.examples.items()
+        }
+        reasons = tuple(
+            (reason, str(count), first[reason]) for reason, count in dropped.most_common()
+        )
         current.tables += [
             Table(f"Repositories in {target}", heads, tuple(rows)),
             Table("Dropped", ("reason", "files or folders", "e.g."), reasons),

@@ -1,7 +1,8 @@
-"""filter-task: merge the files of gen-task, or of the original toolkit, into one clean list of questions.
+"""filter-task: merge the files of gen-task, or of the original toolkit, into one clean list of
+questions.
 
-Drops empty questions and missing files, writes commands as the environment offers them, appends `id FILE` after a final
-`cat`, and merges duplicate questions with their trajectories.
+Drops empty questions and missing files, writes commands as the environment offers them, appends `id
+FILE` after a final `cat`, and merges duplicate questions with their trajectories.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.envs import PROBLEMS
 from reflectkit.envs.auto_explore.questions import FileQuestion, normal_path, read_question, to_json
-from reflectkit.envs.auto_explore.repository import answer_of, find_repository, offered, shortest_path
+from reflectkit.envs.auto_explore.repository import (
+    answer_of,
+    find_repository,
+    offered,
+    shortest_path,
+)
 from reflectkit.envs.setup import EnvSetup, check_explores
 from reflectkit.errors import DataError
 from reflectkit.jsonl import lone_surrogate, read_json_list, write_json
@@ -64,7 +70,9 @@ def run(config: FilterTaskConfig, progress: Progress) -> Report:
     """Write `tasks_filtered/data.json`. Raises DataError, naming file, record and field."""
     source = config.task_file or config.setup.env_folder / "tasks"
     if not config.task_file and not source.exists():
-        raise DataError(source, "no such folder; run `reflectkit gen-task` first, or give --task-file")
+        raise DataError(
+            source, "no such folder; run `reflectkit gen-task` first, or give --task-file"
+        )
     files = _json_files(source)
     repos = config.repos_dir or config.setup.repos_folder
     write_permission(config.setup.folder)
@@ -77,7 +85,8 @@ def run(config: FilterTaskConfig, progress: Progress) -> Report:
             for path in files:
                 for number, value in enumerate(read_json_list(path)):
                     where = f"{path}, record {number}"
-                    if isinstance(value, dict):  # the original toolkit's files have null in optional fields
+                    # The original toolkit's files have null in optional fields
+                    if isinstance(value, dict):
                         value |= {name: NULL[name] for name in NULL if value.get(name, "") is None}
                     question = _clean(read_question(value, where), repos, config.setup.kind.levels)
                     if isinstance(question, str):
@@ -90,7 +99,11 @@ def run(config: FilterTaskConfig, progress: Progress) -> Report:
                 bar.advance()
         if not kept:
             raise DataError(
-                source, f"no questions are left: {dict(dropped)}; were the repositories filtered into {repos}?"
+                source,
+                (
+                    f"no questions are left: {dict(dropped)}; were the repositories filtered"
+                    f" into {repos}?"
+                ),
             )
         target = config.setup.folder / PROBLEMS
         records = [
@@ -99,10 +112,17 @@ def run(config: FilterTaskConfig, progress: Progress) -> Report:
         ]
         write_json(target, records)
         levels = sorted(Counter(question.n_level for question, _ in kept.values()).items())
-        rows = [("kept", str(len(kept))), *((f"  depth {level}", str(count)) for level, count in levels)]
+        rows = [
+            ("kept", str(len(kept))),
+            *((f"  depth {level}", str(count)) for level, count in levels),
+        ]
         rows += [(f"dropped: {reason}", str(count)) for reason, count in sorted(dropped.items())]
         current.tables.append(Table(f"Questions in {target}", ("what", "count"), tuple(rows)))
-        figures = {"kept": len(kept), "dropped": dict(sorted(dropped.items())), "by_level": dict(levels)}
+        figures = {
+            "kept": len(kept),
+            "dropped": dict(sorted(dropped.items())),
+            "by_level": dict(levels),
+        }
         return current.finish(figures, [target])
 
 
@@ -111,7 +131,9 @@ def _json_files(source: Path) -> list[Path]:
         return [source]
     files = sorted(path for path in source.glob("*.json") if not path.name.startswith("."))
     if not files:
-        raise DataError(source, "contains no .json file; run `reflectkit gen-task` first, or give --task-file")
+        raise DataError(
+            source, "contains no .json file; run `reflectkit gen-task` first, or give --task-file"
+        )
     return files
 
 
@@ -138,10 +160,17 @@ def _clean(question: FileQuestion, repos: Path, levels: Sequence[str]) -> FileQu
 
 
 def _merge(merged: list[Any], trajectories: Any, where: str) -> None:
-    """Add `trajectories`, numbered among those of their kind: "positive0", "negative1", … Raises DataError."""
+    """Add `trajectories`, numbered among those of their kind: "positive0", "negative1", … Raises
+    DataError.
+    """
     try:
         for trajectory in trajectories:
             kind = "negative" if trajectory["info"].startswith("negative") else "positive"
-            merged.append(trajectory | {"info": f"{kind}{sum(item['info'].startswith(kind) for item in merged)}"})
+            merged.append(
+                trajectory
+                | {"info": f"{kind}{sum(item['info'].startswith(kind) for item in merged)}"}
+            )
     except (TypeError, KeyError, AttributeError):
-        raise DataError(where, "expected a list of objects with `info`", field="trajectories") from None
+        raise DataError(
+            where, "expected a list of objects with `info`", field="trajectories"
+        ) from None

@@ -1,5 +1,5 @@
-"""gen-sft: write the SFT files by replaying the training split's demonstrations through the environment, or from
-logged conversations.
+"""gen-sft: write the SFT files by replaying the training split's demonstrations through the
+environment, or from logged conversations.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ from reflectkit.types import SCORE, Answer
 EXAMPLES = (
     "reflectkit gen-sft --env taxi",
     "reflectkit gen-sft --env auto_explore --shuffle-action --repeats 3",
-    "reflectkit gen-sft --env taxi --comments both --reflector results/taxi-tiny/reflector/checkpoint-700"
+    "reflectkit gen-sft --env taxi --comments both --reflector"
+    " results/taxi-tiny/reflector/checkpoint-700"
     " --out-dir data/taxi/both",
     "reflectkit gen-sft --env auto_explore --answer text",
     "reflectkit gen-sft --env 'program:./my-agent {seed}' --log logs.jsonl",
@@ -68,55 +69,84 @@ class GenSFTConfig(Config):
     """Settings of gen-sft."""
 
     env: EnvConfig
-    task_file: Path | None = option(None, help="Records to learn from; default: train.json in the env's data folder.")
-    out_dir: Path | None = option(None, help="Folder for the files; default: the env's data folder.")
+    task_file: Path | None = option(
+        None, help="Records to learn from; default: train.json in the env's data folder."
+    )
+    out_dir: Path | None = option(
+        None, help="Folder for the files; default: the env's data folder."
+    )
     log: Path | None = option(
         None,
-        help="Conversations to learn from instead, each a line {messages, tools} in OpenAI's form, or in ShareGPT's; or"
+        help="Conversations to learn from instead, each a line {messages, tools} in OpenAI's form, or"
+        " in ShareGPT's; or"
         " the file of serve --record.",
         essential=True,
     )
     decisions: Path | None = option(
         None,
-        help='Labelled decisions to learn from instead, a line {"state", "question", "options", "answer"} each, or with'
-        ' "probabilities" for soft labels; default for --env decisions: the training part of its --dataset.',
+        help='Labelled decisions to learn from instead, a line {"state", "question", "options",'
+        ' "answer"} each, or with'
+        ' "probabilities" for soft labels; default for --env decisions: the training part of its'
+        " --dataset.",
         essential=True,
     )
     demonstrations: int = option(
-        0, help="Use the demonstrations of only this many problems, drawn by --seed; 0: all.", ge=0, essential=True
+        0,
+        help="Use the demonstrations of only this many problems, drawn by --seed; 0: all.",
+        ge=0,
+        essential=True,
     )
     comments: Literal["teacher", "reflector", "both", "nothing"] = option(
         "teacher",
-        help="Whose comments the policy's rows show: teacher, reflector, both (one row each), or nothing (empty ones).",
+        help=(
+            "Whose comments the policy's rows show: teacher, reflector, both (one row each), or"
+            " nothing (empty ones)."
+        ),
         essential=True,
     )
     reflector: ModelRef | None = option(
         None,
-        help="The reflector's checkpoint, or a run in which both learned, for --comments reflector or both.",
+        help=(
+            "The reflector's checkpoint, or a run in which both learned, for --comments"
+            " reflector or both."
+        ),
         essential=True,
     )
     questions: bool = option(
         False,
-        help="Also write rows for a typed reflector: the teacher's answers to the environment's questions.",
+        help=(
+            "Also write rows for a typed reflector: the teacher's answers to the environment's"
+            " questions."
+        ),
         essential=True,
     )
     played: Path | None = option(
         None,
-        help="With --questions and without a teacher: a run of evaluate, or its episodes.jsonl, whose outcomes are the"
+        help="With --questions and without a teacher: a run of evaluate, or its episodes.jsonl, whose"
+        " outcomes are the"
         " answers in hindsight; writes nothing else.",
     )
     answer: Answer = option(
         "label",
-        help="What the policy answers where it chooses: label (the choice's number), text (its own words) or"
+        help="What the policy answers where it chooses: label (the choice's number), text (its own"
+        " words) or"
         " score (each choice is read alone and given a score).",
         essential=True,
     )
     repeats: int = option(
-        1, help="Replays of each demonstration; they differ if something is random, e.g. with --shuffle-action.", ge=1
+        1,
+        help=(
+            "Replays of each demonstration; they differ if something is random, e.g. with"
+            " --shuffle-action."
+        ),
+        ge=1,
     )
     mismatch: float = option(
         0.0,
-        help="Share of the policy's rows that show another step's comment, so that it learns to check them.",
+        help=(
+            "Share of the policy's rows that show another step's comment, so that it learns to"
+            " check them."
+        ),
         ge=0,
         le=1,
     )
@@ -133,19 +163,31 @@ class GenSFTConfig(Config):
             needs = "takes no" if self.reflector else "needs"
             raise ConfigError(f"--comments {self.comments} {needs} --reflector")
         if self.log is not None and (given := non_default(self, *NOT_WITH_LOG)):
-            raise ConfigError(f"{flag(given[0])}: with --log no environment is played; leave it out")
+            raise ConfigError(
+                f"{flag(given[0])}: with --log no environment is played; leave it out"
+            )
         refuse(
-            self.played and not self.questions, f"--played {self.played} is for --questions; add it, or leave it out"
+            self.played and not self.questions,
+            f"--played {self.played} is for --questions; add it, or leave it out",
         )
-        if self.played is not None and (given := non_default(self, "log", "comments", "mismatch", *NOT_WITH_LOG)):
-            raise ConfigError(f"{flag(given[0])}: --played makes rows of outcomes alone; leave it out")
+        if self.played is not None and (
+            given := non_default(self, "log", "comments", "mismatch", *NOT_WITH_LOG)
+        ):
+            raise ConfigError(
+                f"{flag(given[0])}: --played makes rows of outcomes alone; leave it out"
+            )
         if self.questions and self.played is None:
-            refuse(self.log, "--questions needs a teacher's demonstrations, or --played; leave out --log")
+            refuse(
+                self.log,
+                "--questions needs a teacher's demonstrations, or --played; leave out --log",
+            )
             self.env.require_teacher("action")
         if self.learns_decisions and (
             given := non_default(self, "questions", "log", "comments", "mismatch", *NOT_WITH_LOG)
         ):
-            raise ConfigError(f"{flag(given[0])}: labelled decisions have no demonstrations; leave it out")
+            raise ConfigError(
+                f"{flag(given[0])}: labelled decisions have no demonstrations; leave it out"
+            )
         return self
 
     @property
@@ -160,7 +202,8 @@ CONFIG = GenSFTConfig
 @memory_explained("use a smaller --reflector model")
 def run(config: GenSFTConfig, progress: Progress) -> Report:
     """Write sft, sft_reflection, sft_policy and the last two's `_positive` variants, one prompt and
-    completion a line; and sft_think, of a comment and then the action, where there are no tools and conversations.
+    completion a line; and sft_think, of a comment and then the action, where there are no tools and
+    conversations.
     """
     if config.learns_decisions:
         return _write_decisions(config)
@@ -169,11 +212,19 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
     source = config.log or config.task_file or config.setup.folder / "train.json"
     target = config.out_dir or config.setup.folder
     write_permission(target)
-    config = with_values(config, reflector=resolved(config.reflector, config.run.data_dir, progress, reflects=True))
+    config = with_values(
+        config, reflector=resolved(config.reflector, config.run.data_dir, progress, reflects=True)
+    )
     reflector = model_folders([config.reflector])
-    records = [] if config.log else drawn_records(config.setup, config.run.seed, source, config.demonstrations)
+    records = (
+        []
+        if config.log
+        else drawn_records(config.setup, config.run.seed, source, config.demonstrations)
+    )
     with open_run(
-        "gen-sft", config, [source, *reflector, *config.setup.input_files(record.task for record in records)]
+        "gen-sft",
+        config,
+        [source, *reflector, *config.setup.input_files(record.task for record in records)],
     ) as current:
         if current.done:
             return current.done
@@ -204,13 +255,17 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
         positive = [step for step in steps if step.note == "positive"]
         commented = [step for step in steps if step.reflection.strip()]
         if silent := len(steps) - len(commented):
-            progress.news(f"{pluralize(silent, 'step')} without a comment: no row for the reflector")
+            progress.news(
+                f"{pluralize(silent, 'step')} without a comment: no row for the reflector"
+            )
         own = _reflector_comments(config, right, progress)
         rows: dict[str, list[dict[str, Any]]] = {
             "sft": joined([plain_row(step) for step in right]),
             "sft_reflection": [reflection_row(step) for step in commented],
             "sft_policy": _policy_rows(config, right, own),
-            "sft_reflection_positive": [reflection_row(step) for step in commented if step.note == "positive"],
+            "sft_reflection_positive": [
+                reflection_row(step) for step in commented if step.note == "positive"
+            ],
             "sft_policy_positive": _policy_rows(config, positive, own),
         }
         thinking = [
@@ -227,7 +282,11 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
             figures[name] = write_jsonl(path, rows[name])
             outputs.append(path)
         write_json(target / ROWS_SETTINGS, {VERSION: PROMPT_VERSION} | plain_settings(config.env))
-        table = Table(f"SFT rows in {target}", ("file", "rows"), tuple((f"{n}.jsonl", str(figures[n])) for n in rows))
+        table = Table(
+            f"SFT rows in {target}",
+            ("file", "rows"),
+            tuple((f"{n}.jsonl", str(figures[n])) for n in rows),
+        )
         current.tables.append(table)
         return current.finish(figures, outputs)
 
@@ -248,7 +307,9 @@ def _write_decisions(config: GenSFTConfig) -> Report:
         path = target / FILE_OF_ROLE["plain"]
         count = write_jsonl(path, map(decision_row, decisions))
         write_json(target / ROWS_SETTINGS, {VERSION: PROMPT_VERSION} | plain_settings(config.env))
-        current.tables.append(Table(f"SFT rows in {target}", ("file", "rows"), ((path.name, str(count)),)))
+        current.tables.append(
+            Table(f"SFT rows in {target}", ("file", "rows"), ((path.name, str(count)),))
+        )
         return current.finish({"sft": count}, [path])
 
 
@@ -258,7 +319,9 @@ def _typed(steps: Sequence[Lesson], config: GenSFTConfig, source: Path) -> list[
     rows = [row for step in steps for row in typed_rows(step, questions)]
     if not rows:
         names = ", ".join(asked.name for asked in questions)
-        raise DataError(source, f"no answer to a question of env '{config.env.name}' is known: {names}")
+        raise DataError(
+            source, f"no answer to a question of env '{config.env.name}' is known: {names}"
+        )
     return rows
 
 
@@ -273,28 +336,47 @@ def _write_hindsight(config: GenSFTConfig, played: Path) -> Report:
         path = target / TYPED.name
         count = write_jsonl(path, _typed(hindsight_lessons(source), config, source))
         write_json(target / ROWS_SETTINGS, {VERSION: PROMPT_VERSION} | plain_settings(config.env))
-        current.tables.append(Table(f"SFT rows in {target}", ("file", "rows"), ((path.name, str(count)),)))
+        current.tables.append(
+            Table(f"SFT rows in {target}", ("file", "rows"), ((path.name, str(count)),))
+        )
         return current.finish({path.stem: count}, [path])
 
 
 def _compare(records: Sequence[Record], newest: Path, progress: Progress) -> None:
-    """Warn if the split was made from other demonstrations than `newest` has now, where that can be read."""
+    """Warn if the split was made from other demonstrations than `newest` has now, where that can be
+    read.
+    """
     with contextlib.suppress(DataError):
-        made = {record.task.id: record.trajectories for record in read_records(newest, records[0].task.env)}
-        if any(record.trajectories != made.get(record.task.id) for record in records if record.trajectories):
+        made = {
+            record.task.id: record.trajectories
+            for record in read_records(newest, records[0].task.env)
+        }
+        if any(
+            record.trajectories != made.get(record.task.id)
+            for record in records
+            if record.trajectories
+        ):
             split = newest.with_name("train.json")
-            progress.news(f"warning: {split} has other demonstrations than {newest}; run split if that is newer")
+            progress.news(
+                f"warning: {split} has other demonstrations than {newest}; run split if that is"
+                " newer"
+            )
 
 
-def _reflector_comments(config: GenSFTConfig, steps: list[Lesson], progress: Progress) -> dict[str, str]:
-    """The trained reflector's own comment on each step, by the step's text; empty if only the teacher comments."""
+def _reflector_comments(
+    config: GenSFTConfig, steps: list[Lesson], progress: Progress
+) -> dict[str, str]:
+    """The trained reflector's own comment on each step, by the step's text; empty if only the
+    teacher comments.
+    """
     if config.reflector is None:
         return {}
     from reflectkit.agents.typed import reflector_of
     from reflectkit.models.load import load_player
     from reflectkit.sampling.hf import LocalSampler
 
-    parts = {id(part): part for step in steps for part in (*step.earlier, step)}  # conversations share their steps
+    # Conversations share their steps
+    parts = {id(part): part for step in steps for part in (*step.earlier, step)}
     steps = list({part.observation.text: part for part in parts.values()}.values())
     sampler = LocalSampler(load_player(config.reflector.text, "reflection"), frozen=True)
     reflector: Any = reflector_of(sampler, config.reflector.facts, config.reflector.text)
@@ -302,13 +384,19 @@ def _reflector_comments(config: GenSFTConfig, steps: list[Lesson], progress: Pro
     with progress.bar("The reflector comments", len(steps)) as bar:
         for start in range(0, len(steps), sampler.batch):
             part = steps[start : start + sampler.batch]
-            comments = run_sync(reflector.comments([step.observation for step in part], [0] * len(part)))
-            own |= {step.observation.text: comment for step, comment in zip(part, comments, strict=True)}
+            comments = run_sync(
+                reflector.comments([step.observation for step in part], [0] * len(part))
+            )
+            own |= {
+                step.observation.text: comment for step, comment in zip(part, comments, strict=True)
+            }
             bar.advance(len(part))
     return own
 
 
-def _policy_rows(config: GenSFTConfig, steps: list[Lesson], own: dict[str, str]) -> list[dict[str, Any]]:
+def _policy_rows(
+    config: GenSFTConfig, steps: list[Lesson], own: dict[str, str]
+) -> list[dict[str, Any]]:
     sources: dict[str, Callable[[Lesson], str]] = {
         "teacher": lambda step: step.reflection,
         "reflector": lambda step: own.get(step.observation.text, ""),
@@ -320,11 +408,14 @@ def _policy_rows(config: GenSFTConfig, steps: list[Lesson], own: dict[str, str])
             chance = generator(derive(config.run.seed, "mismatch"), name)
             comment_on = sources[name]
             shown = mismatched([comment_on(step) for step in steps], config.mismatch, chance)
-            read: dict[str, str] = {}  # the comment on each state, as the policy reads it later in the conversation
+            # The comment on each state, as the policy reads it later in the conversation
+            read: dict[str, str] = {}
             parts = []
             for step, comment in zip(steps, shown, strict=True):
                 read[step.observation.text] = comment
-                earlier = [read.get(before.observation.text, comment_on(before)) for before in step.earlier]
+                earlier = [
+                    read.get(before.observation.text, comment_on(before)) for before in step.earlier
+                ]
                 parts.append(policy_row(step, comment, earlier))
             rows += joined(parts)
     return rows

@@ -1,10 +1,11 @@
-"""gen-task: generate the problems of an env that does not list its own: conversations (memory), games (alfworld), or
-questions about the files of filtered repositories (auto_explore), with one output file per repository.
+"""gen-task: generate the problems of an env that does not list its own: conversations (memory),
+games (alfworld), or questions about the files of filtered repositories (auto_explore), with one
+output file per repository.
 
-Each question comes from a teacher, with its answer and the path to the file. The oracle teacher needs no network.
-Chat teachers are asked once per file, and once more which files of the folder answer the questions. Questions that no
-file or several files answer are dropped (`--no-check` keeps all). Answers are kept in `journal.jsonl`; nothing is paid
-twice.
+Each question comes from a teacher, with its answer and the path to the file. The oracle teacher
+needs no network. Chat teachers are asked once per file, and once more which files of the folder
+answer the questions. Questions that no file or several files answer are dropped (`--no-check` keeps
+all). Answers are kept in `journal.jsonl`; nothing is paid twice.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ from reflectkit.commands import Traits
 from reflectkit.config import Config, NoSettings, chosen_by, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.problems import Record, record_to_json
-from reflectkit.data.questioning import QuestionSettings, ask_oracle, ask_teacher, estimate_questions, read_material
+from reflectkit.data.questioning import (
+    QuestionSettings,
+    ask_oracle,
+    ask_teacher,
+    estimate_questions,
+    read_material,
+)
 from reflectkit.envs import ENVS, env_class
 from reflectkit.envs.auto_explore.questions import found_by_words, to_json
 from reflectkit.envs.problems import ProblemGenerator
@@ -39,7 +46,10 @@ EXAMPLES = (
     "reflectkit gen-task --env memory --parquet memalpha/train.parquet",
     "reflectkit gen-task --env memory --text my/books --chunk-tokens 1024",
     "reflectkit gen-task --env alfworld --instances 180",
-    'reflectkit gen-task --env alfworld --games "pick_and_place_simple-Tomato-*-Microwave" --instances 40',
+    (
+        'reflectkit gen-task --env alfworld --games "pick_and_place_simple-Tomato-*-Microwave"'
+        " --instances 40"
+    ),
     "reflectkit gen-task --env alfworld --games-dir alfworld_data",
     "reflectkit gen-task --env tau --domain retail",
 )
@@ -64,7 +74,9 @@ TRAITS = Traits(writes_data=True)
 class GenTaskConfig(Config):
     """Settings of gen-task."""
 
-    env: str = option("auto_explore", help="Environment of the problems; for its settings: --env NAME --help.")
+    env: str = option(
+        "auto_explore", help="Environment of the problems; for its settings: --env NAME --help."
+    )
     settings: Any = chosen_by("env", settings=_settings, names=lambda: ENVS)
     teacher: TeacherConfig = TeacherConfig()
     run: RunConfig = RunConfig()
@@ -81,7 +93,8 @@ class GenTaskConfig(Config):
             check_explores("gen-task", self.env)
         elif not self.teacher.is_oracle:
             raise ConfigError(
-                f"--teacher {self.teacher.name}: {generator.noun} are generated without a teacher; leave out the flag"
+                f"--teacher {self.teacher.name}: {generator.noun} are generated without a"
+                " teacher; leave out the flag"
             )
         return self
 
@@ -95,7 +108,8 @@ CONFIG = GenTaskConfig
 
 
 def run(config: GenTaskConfig, progress: Progress) -> Report:
-    """Write `tasks/<repository>.json`, or what the env's generator makes: `data.json`, and others next to it.
+    """Write `tasks/<repository>.json`, or what the env's generator makes: `data.json`, and others
+    next to it.
 
     Raises
     ------
@@ -103,7 +117,11 @@ def run(config: GenTaskConfig, progress: Progress) -> Report:
     """
     if config.teacher.chat.dry_run and config.teacher.is_oracle:
         return Report("gen-task", config.setup.env_folder, *free_estimate())
-    return _generate(config, config.generator, progress) if config.generator else _ask(config, progress)
+    return (
+        _generate(config, config.generator, progress)
+        if config.generator
+        else _ask(config, progress)
+    )
 
 
 def _ask(config: GenTaskConfig, progress: Progress) -> Report:
@@ -113,7 +131,9 @@ def _ask(config: GenTaskConfig, progress: Progress) -> Report:
     folders = sorted(path for path in repos.iterdir() if path.is_dir()) if repos.is_dir() else []
     folders = [folder for folder in folders if not folder.name.startswith(".")]
     if not folders:
-        raise DataError(repos, "has no repositories; run `reflectkit filter-repo` first, or give --repos-dir")
+        raise DataError(
+            repos, "has no repositories; run `reflectkit filter-repo` first, or give --repos-dir"
+        )
     target, journal = config.setup.env_folder / "tasks", config.setup.env_folder / "journal.jsonl"
     if config.teacher.chat.dry_run:
         material = read_material(folders, settings, progress)
@@ -151,16 +171,33 @@ def _ask(config: GenTaskConfig, progress: Progress) -> Report:
         for path in {target / f"{name}.json" for name in material.files}.difference(outputs):
             path.unlink(missing_ok=True)  # of an earlier run; filter-task would read it
         if not questions:
-            why = {"unusable": figures.get("rejected", 0)} | figures.get("dropped", {}) | dict(material.passed)
-            again = "" if config.teacher.is_oracle else f"; the answers are kept in {journal}: delete it to ask again"
-            raise DataError(repos, f"no question is left: {why}; see --min-tokens, --no-check and --teacher{again}")
+            why = (
+                {"unusable": figures.get("rejected", 0)}
+                | figures.get("dropped", {})
+                | dict(material.passed)
+            )
+            again = (
+                ""
+                if config.teacher.is_oracle
+                else f"; the answers are kept in {journal}: delete it to ask again"
+            )
+            raise DataError(
+                repos,
+                f"no question is left: {why}; see --min-tokens, --no-check and --teacher{again}",
+            )
         figures |= {
             "questions": len(questions),
             "files": len(material.all_files),
             "passed_over": dict(material.passed),
             "found_by_words": found_in_all,
         }
-        heads = ("repository", "files", "questions", *(f"depth {level}" for level in levels), "found by words")
+        heads = (
+            "repository",
+            "files",
+            "questions",
+            *(f"depth {level}" for level in levels),
+            "found by words",
+        )
         current.tables.append(Table(f"Questions in {target}", heads, tuple(rows)))
         for title, noun, reasons in (
             ("Questions dropped", "questions", figures.get("dropped")),
@@ -172,7 +209,9 @@ def _ask(config: GenTaskConfig, progress: Progress) -> Report:
         return current.finish(figures, outputs)
 
 
-def _generate(config: GenTaskConfig, generator: type[ProblemGenerator], progress: Progress) -> Report:
+def _generate(
+    config: GenTaskConfig, generator: type[ProblemGenerator], progress: Progress
+) -> Report:
     """Write the problems of the env's generator."""
     maker = generator(config.settings, config.setup.env_folder, config.run.seed)
     inputs = maker.inputs()

@@ -1,15 +1,16 @@
-"""gen-trajectory: generate demonstrations with reflections from a teacher: correct ones, and ones with a mistake and
-its correction.
+"""gen-trajectory: generate demonstrations with reflections from a teacher: correct ones, and ones
+with a mistake and its correction.
 
-Problems come from the env itself or from a file (`data.json` in its folder). The oracle teacher needs no network; with
-probability `--noise` it makes a deliberate mistake. A chat teacher acts, by choices or by calls of tools, and comments.
-With `--actor oracle`, the oracle acts, and the chat teacher sees the best action and comments without naming it. With
-`--actor decisions:MODEL` or `systemone:MODEL`, a decision model acts, its probabilities are kept, and the env's own
-teacher comments. `--negatives` adds demonstrations with one mistake each; `--min-reward` leaves out those that did
-badly.
+Problems come from the env itself or from a file (`data.json` in its folder). The oracle teacher
+needs no network; with probability `--noise` it makes a deliberate mistake. A chat teacher acts, by
+choices or by calls of tools, and comments. With `--actor oracle`, the oracle acts, and the chat
+teacher sees the best action and comments without naming it. With `--actor decisions:MODEL` or
+`systemone:MODEL`, a decision model acts, its probabilities are kept, and the env's own teacher
+comments. `--negatives` adds demonstrations with one mistake each; `--min-reward` leaves out those
+that did badly.
 
-With `--states-of` nothing is demonstrated: a player's recorded episodes are replayed, and the oracle comments on the
-states that it visited.
+With `--states-of` nothing is demonstrated: a player's recorded episodes are replayed, and the
+oracle comments on the states that it visited.
 """
 
 from __future__ import annotations
@@ -47,7 +48,14 @@ from reflectkit.data.demonstrations import Planned, add_demonstrations, read_vis
 from reflectkit.data.problems import TRAINED_SEEDS, Problems, Record, read_records, record_to_json
 from reflectkit.env import DEMONSTRATES, Agent
 from reflectkit.envs import PROBLEMS, RECORDS
-from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level, check_level, refuse_uncounted
+from reflectkit.envs.setup import (
+    EnvConfig,
+    EnvSetup,
+    RolloutConfig,
+    at_level,
+    check_level,
+    refuse_uncounted,
+)
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError, refuse
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.refs import ModelKind, ModelRef
@@ -64,8 +72,14 @@ EXAMPLES = (
     "reflectkit gen-trajectory --env taxi --demonstrations 57 --noise 0.2",
     "reflectkit gen-trajectory --env auto_explore --negatives 2",
     "reflectkit gen-trajectory --env auto_explore --teacher openai:gpt-4o-mini --dry-run",
-    "reflectkit gen-trajectory --env memory --level short --teacher openai:gpt-4o-mini --min-reward 1.8",
-    "reflectkit gen-trajectory --env taxi --actor oracle --teacher openai:gpt-4o-mini --max-cost-usd 2",
+    (
+        "reflectkit gen-trajectory --env memory --level short --teacher openai:gpt-4o-mini"
+        " --min-reward 1.8"
+    ),
+    (
+        "reflectkit gen-trajectory --env taxi --actor oracle --teacher openai:gpt-4o-mini"
+        " --max-cost-usd 2"
+    ),
 )
 MOST_SHOWN = 10  # aborted episodes that are printed; the report has all
 NOT_WITH_STATES_OF = (
@@ -84,10 +98,13 @@ class GenTrajectoryConfig(Config):
 
     env: EnvConfig
     task_file: Path | None = option(
-        None, help="Problems, for envs that do not list their own; default: data.json in its folder."
+        None,
+        help="Problems, for envs that do not list their own; default: data.json in its folder.",
     )
     level: str = option(
-        "", help="Curriculum level of the problems; default: the env's last, which is the full task.", essential=True
+        "",
+        help="Curriculum level of the problems; default: the env's last, which is the full task.",
+        essential=True,
     )
     demonstrations: int | None = option(
         None,
@@ -97,31 +114,43 @@ class GenTrajectoryConfig(Config):
     )
     actor: str = option(
         TEACHER,
-        help="Who acts: teacher; oracle with comments by a chat teacher, which sees the best action; or a decision"
-        " model (decisions:MODEL, systemone:MODEL), with comments by the environment's teacher, if it has one.",
+        help="Who acts: teacher; oracle with comments by a chat teacher, which sees the best action;"
+        " or a decision"
+        " model (decisions:MODEL, systemone:MODEL), with comments by the environment's teacher,"
+        " if it has one.",
     )
     noise: float | None = option(
         None,
-        help="Probability that a step of the oracle is a mistake; default: the env's own, usually 0.2.",
+        help=(
+            "Probability that a step of the oracle is a mistake; default: the env's own, usually"
+            " 0.2."
+        ),
         ge=0,
         le=1,
         essential=True,
     )
     negatives: int | None = option(
-        None, help="Demonstrations with a mistake per problem; default: the env's own, usually 0.", ge=0
+        None,
+        help="Demonstrations with a mistake per problem; default: the env's own, usually 0.",
+        ge=0,
     )
     min_reward: float | None = option(
         None,
-        help="Keep only demonstrations with at least this reward: the return; in memory the mean of the chunks'"
-        " rewards, r1 + r2 + β r3 + γ r4. Default: all; of a chat model in an env that marks no mistakes, successes.",
+        help="Keep only demonstrations with at least this reward: the return; in memory the mean of"
+        " the chunks'"
+        " rewards, r1 + r2 + β r3 + γ r4. Default: all; of a chat model in an env that marks no"
+        " mistakes, successes.",
         essential=True,
     )
     states_of: Path | None = option(
         None,
-        help="An evaluation on training problems, or a file of demonstrations: comment on the states visited there"
+        help="An evaluation on training problems, or a file of demonstrations: comment on the states"
+        " visited there"
         " (DAgger) and add them to the training split's, in train_visited.json.",
     )
-    player: str = option("", help="Whose episodes to take from --states-of, if it has several players.")
+    player: str = option(
+        "", help="Whose episodes to take from --states-of, if it has several players."
+    )
     states: int = option(0, help="Comment on at most this many of these states; 0: all.", ge=0)
     history_tokens: int = option(HISTORY_TOKENS, help=HISTORY_HELP, ge=0)
     teacher: TeacherConfig = TeacherConfig()
@@ -137,37 +166,56 @@ class GenTrajectoryConfig(Config):
     @model_validator(mode="after")
     def _check(self) -> Self:
         kind, teacher = self.env.kind, self.teacher
-        refuse_uncounted(self.env, dry_run=teacher.chat.dry_run, max_cost_usd=teacher.chat.max_cost_usd)
+        refuse_uncounted(
+            self.env, dry_run=teacher.chat.dry_run, max_cost_usd=teacher.chat.max_cost_usd
+        )
         if self.states_of is not None:
             self.env.require_teacher("action", "note", "comment")
             for name in non_default(self, *NOT_WITH_STATES_OF):
-                raise ConfigError(f"{flag(name)}: with --states-of nothing is demonstrated; leave it out")
+                raise ConfigError(
+                    f"{flag(name)}: with --states-of nothing is demonstrated; leave it out"
+                )
             return self
         for name in non_default(self, "states", "player"):
             raise ConfigError(f"{flag(name)} needs --states-of; leave it out")
-        listed = f"env '{self.env.name}' lists its own problems; leave out --task-file {self.task_file}"
+        listed = (
+            f"env '{self.env.name}' lists its own problems; leave out --task-file {self.task_file}"
+        )
         refuse(self.task_file is not None and not self.from_file, listed)
-        no_slips = f"env '{self.env.name}' has no negative examples (no slips()); leave out --negatives"
+        no_slips = (
+            f"env '{self.env.name}' has no negative examples (no slips()); leave out --negatives"
+        )
         refuse(self.negatives and not kind.teacher_type.has("slips"), no_slips)
         if self.level:
             check_level(self.env.name, self.level)
         if self.decides:
             refuse(
-                not teacher.is_oracle, f"--actor {self.actor} takes no --teacher {teacher.name}; leave one of them out"
+                not teacher.is_oracle,
+                (f"--actor {self.actor} takes no --teacher {teacher.name}; leave one of them out"),
             )
-            refuse(self.negatives, f"--negatives shows mistakes of the oracle, not of {self.actor}; leave it out")
+            refuse(
+                self.negatives,
+                f"--negatives shows mistakes of the oracle, not of {self.actor}; leave it out",
+            )
             teacher.chat.check_budget(self.endpoint)
         elif self.actor not in (TEACHER, ORACLE):
-            raise ConfigError(f"--actor {self.actor!r}: write {TEACHER}, {ORACLE}, decisions:MODEL or systemone:MODEL")
+            raise ConfigError(
+                f"--actor {self.actor!r}: write {TEACHER}, {ORACLE}, decisions:MODEL or"
+                " systemone:MODEL"
+            )
         lacking = [f"{name}()" for name in DEMONSTRATES if not kind.teacher_type.has(name)]
-        other = "add that, or let a chat model act and comment, --teacher openai:MODEL or local:MODEL"
+        other = (
+            "add that, or let a chat model act and comment, --teacher openai:MODEL or local:MODEL"
+        )
         lacks = f"the teacher of env '{self.env.name}' lacks {' and '.join(lacking)}"
         unable = teacher.is_oracle and lacking and not self.decides
         refuse(unable, f"{lacks}; {other}: its successful episodes are kept")
         if self.oracle_acts:
             self.env.require_teacher()
         elif self.noise:
-            raise ConfigError(f"--noise is for an oracle that acts, not {self.actor_name}; add --actor oracle")
+            raise ConfigError(
+                f"--noise is for an oracle that acts, not {self.actor_name}; add --actor oracle"
+            )
         return self
 
     @property
@@ -185,7 +233,9 @@ class GenTrajectoryConfig(Config):
         """Of the decision model that acts, or of the chat teacher. Raises ConfigError."""
         if not self.decides:
             return self.teacher.endpoint
-        return parse_endpoint(self.actor, self.teacher.chat.base_url, "--actor", "teacher, oracle, ", decides=True)
+        return parse_endpoint(
+            self.actor, self.teacher.chat.base_url, "--actor", "teacher, oracle, ", decides=True
+        )
 
     @property
     def actor_name(self) -> str:
@@ -200,7 +250,11 @@ class GenTrajectoryConfig(Config):
     @property
     def keeps_successes(self) -> bool:
         """Whether only successful episodes are kept: nothing else says what was right."""
-        return not self.oracle_acts and self.min_reward is None and not self.env.kind.teacher_type.has("note")
+        return (
+            not self.oracle_acts
+            and self.min_reward is None
+            and not self.env.kind.teacher_type.has("note")
+        )
 
     @property
     def from_file(self) -> bool:
@@ -208,15 +262,19 @@ class GenTrajectoryConfig(Config):
         kind = self.env.kind
         if not self.setup.taskset.has("tasks"):
             return self.task_file is not None or not Problems(self.setup).lists_none
-        return bool(kind.taskset.problem_generator and (self.task_file or (self.setup.folder / PROBLEMS).exists()))
+        return bool(
+            kind.taskset.problem_generator
+            and (self.task_file or (self.setup.folder / PROBLEMS).exists())
+        )
 
 
 CONFIG = GenTrajectoryConfig
 
 
 def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
-    """Write `data_reflection_negative.json`. Raises ConfigError, also if no episode becomes a demonstration, DataError,
-    ApiError, BudgetSpentError, and EnvironmentFailure if every episode was aborted.
+    """Write `data_reflection_negative.json`. Raises ConfigError, also if no episode becomes a
+    demonstration, DataError, ApiError, BudgetSpentError, and EnvironmentFailure if every episode
+    was aborted.
     """
     if config.states_of is not None:
         return _comment_on_visited(config, config.states_of, progress)
@@ -242,22 +300,32 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
             return current.done
         client, agent = None, oracle
         if asks:
-            journal, temperature = setup.env_folder / "journal.jsonl", 0.0 if config.decides else 1.0
+            journal, temperature = (
+                setup.env_folder / "journal.jsonl",
+                0.0 if config.decides else 1.0,
+            )
             opened = client_at(teacher.chat, config.endpoint, journal, temperature=temperature)
             client = stack.enter_context(opened)
         if client and config.decides:
             model = DecisionModel(client, rules=not config.decisions.plain_questions)
             agent = CommentedActor(DecisionPolicy(model))
         elif client:
-            agent = ChatTeacher(client, oracle if config.oracle_acts else None, config.history_tokens)
+            agent = ChatTeacher(
+                client, oracle if config.oracle_acts else None, config.history_tokens
+            )
         played = _play(config, level, planned, agent, progress)
         aborted = [trajectory for trajectory in played if trajectory.status is Status.ABORTED]
         usage = {}
         if client:
             unusable = [item for item in aborted if not item.reason.endswith(SPENT)]
-            rejected = [Rejected(f"{item.task.id}, step {len(item.turns)}", item.reason, "") for item in unusable]
+            rejected = [
+                Rejected(f"{item.task.id}, step {len(item.turns)}", item.reason, "")
+                for item in unusable
+            ]
             usage = client.call_figures(rejected, setup.folder / "rejected.jsonl", progress)
-        demonstrations = {record.task.id: list(record.trajectories) for record in records if record.trajectories}
+        demonstrations = {
+            record.task.id: list(record.trajectories) for record in records if record.trajectories
+        }
         given = sum(map(len, demonstrations.values()))
         low = add_demonstrations(
             demonstrations,
@@ -273,22 +341,37 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
         path = setup.folder / RECORDS
         if len(kept) > given:
             if (earlier := _count(path)) > len(kept):
-                progress.news(f"{path} had {pluralize(earlier, 'demonstration')}, which these {len(kept)} replace")
+                progress.news(
+                    f"{path} had {pluralize(earlier, 'demonstration')}, which these {len(kept)}"
+                    " replace"
+                )
             full = [Record(task, tuple(demonstrations.get(task.id, ()))) for task in tasks]
             write_json(path, [record_to_json(record) for record in full])
         if client:
             written = f"{pluralize(len(kept), 'demonstration')} in {path}"
-            client.stop_if_spent(written if len(kept) > given else "no episode has become a demonstration")
+            client.stop_if_spent(
+                written if len(kept) > given else "no episode has become a demonstration"
+            )
         if len(kept) == given:
             raise _nothing_kept(config, played)
-        failures = sum(not trajectory.success for trajectory in played) if config.keeps_successes else 0
+        failures = (
+            sum(not trajectory.success for trajectory in played) if config.keeps_successes else 0
+        )
         if failures or low:
             why = f"a reward of {min(low):.3g} to {max(low):.3g}" if low else "no success"
-            progress.news(f"{pluralize(len(low) or failures, 'episode')} left out for {why}; see --min-reward")
+            progress.news(
+                f"{pluralize(len(low) or failures, 'episode')} left out for {why}; see --min-reward"
+            )
         if given:
-            progress.news(f"{pluralize(given, 'demonstration')} of {source} kept along with the new ones")
+            progress.news(
+                f"{pluralize(given, 'demonstration')} of {source} kept along with the new ones"
+            )
         notes = [step.note for item in kept for step in item.trajectory]
-        positive = [trajectory for (label, *_), trajectory in zip(planned, played, strict=True) if label == "positive"]
+        positive = [
+            trajectory
+            for (label, *_), trajectory in zip(planned, played, strict=True)
+            if label == "positive"
+        ]
         figures: dict[str, Any] = {
             "problems": len(tasks),
             "demonstrations": len(positive),
@@ -303,7 +386,9 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
             figures["below_min_reward"] = len(low)
         current.tables.append(figures_table(f"Demonstrations in {path}", "count", figures))
         if aborted:
-            figures["aborted_because"] = {trajectory.task.id: trajectory.reason for trajectory in aborted}
+            figures["aborted_because"] = {
+                trajectory.task.id: trajectory.reason for trajectory in aborted
+            }
             cells = tuple(figures["aborted_because"].items())[:MOST_SHOWN]
             current.tables.append(Table("Aborted", ("problem", "reason"), cells))
         if asked := setup.asked(progress):
@@ -311,17 +396,25 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
         return current.finish(figures, [path])
 
 
-def _problems(config: GenTrajectoryConfig, level: str, source: Path | None) -> tuple[list[Record], list[Task]]:
+def _problems(
+    config: GenTrajectoryConfig, level: str, source: Path | None
+) -> tuple[list[Record], list[Task]]:
     """(the problems, with the demonstrations that their file already has; those to demonstrate)."""
     if source is None:
         problems = Problems(config.setup)
         count = max(TRAINED_SEEDS, config.demonstrations or 0)
-        tasks = problems.seeds("train", level, count) if problems.lists_none else config.setup.listed(level)
+        tasks = (
+            problems.seeds("train", level, count)
+            if problems.lists_none
+            else config.setup.listed(level)
+        )
         records = eligible = [Record(task, ()) for task in tasks]
     else:
         config.setup.require(source)
         taskset, records = config.env.kind.taskset, read_records(source, config.setup.env_name)
-        eligible = [record for record in records if taskset.at_level(record.task, level) is not None]
+        eligible = [
+            record for record in records if taskset.at_level(record.task, level) is not None
+        ]
         if not eligible:
             at_level(config.env.name, [record.task for record in records], level, source)  # raises
         records = records if taskset.keeps_other_levels else eligible
@@ -329,7 +422,8 @@ def _problems(config: GenTrajectoryConfig, level: str, source: Path | None) -> t
     count = config.demonstrations or (most if config.from_file else min(DEMONSTRATIONS, most))
     if count > most:
         raise ConfigError(
-            f"--demonstrations is {count}, but level '{level}' has {pluralize(most, 'problem')}; lower it"
+            f"--demonstrations is {count}, but level '{level}' has"
+            f" {pluralize(most, 'problem')}; lower it"
         )
     chosen = sorted(generator(config.run.seed, "chosen").sample(range(most), count))
     return records, [eligible[index].task for index in chosen]
@@ -338,7 +432,9 @@ def _problems(config: GenTrajectoryConfig, level: str, source: Path | None) -> t
 def _play(
     config: GenTrajectoryConfig, level: str, planned: Planned, teacher: Agent, progress: Progress
 ) -> list[Trajectory]:
-    """An episode for each item of `planned`, in order: positive ones by the teacher, negative ones corrected by it."""
+    """An episode for each item of `planned`, in order: positive ones by the teacher, negative ones
+    corrected by it.
+    """
     seed, make, width = config.run.seed, config.setup.maker(level), config.rollout.width
     if config.teacher.chat.max_cost_usd is not None:  # so that the budget pays for whole episodes
         width = min(width, config.teacher.chat.concurrency)
@@ -350,7 +446,11 @@ def _play(
     tool_errors = ToolErrors(progress.news)
     for label, episodes in parts.items():
         agent = teacher if label == "positive" else Recovery(teacher)
-        with progress.bar(f"Demonstrations, {label}", len(episodes)) if episodes else contextlib.nullcontext() as bar:
+        with (
+            progress.bar(f"Demonstrations, {label}", len(episodes))
+            if episodes
+            else contextlib.nullcontext() as bar
+        ):
 
             def on_end(trajectory: Trajectory, bar: Any = bar) -> None:
                 tool_errors.see(trajectory)
@@ -361,9 +461,13 @@ def _play(
 
 
 def _result_of(played: Sequence[Trajectory]) -> dict[str, float]:
-    """How many of these episodes succeeded, or their mean return where the env does not report success."""
+    """How many of these episodes succeeded, or their mean return where the env does not report
+    success.
+    """
     counted = [trajectory for trajectory in played if trajectory.status is not Status.ABORTED]
-    if counted and not reports_success((trajectory.status, trajectory.reported_success) for trajectory in counted):
+    if counted and not reports_success(
+        (trajectory.status, trajectory.reported_success) for trajectory in counted
+    ):
         return {"return": fmean(trajectory.total_return for trajectory in counted)}
     return {"solved": sum(trajectory.success for trajectory in counted)}
 
@@ -382,15 +486,22 @@ def _nothing_kept(config: GenTrajectoryConfig, played: Sequence[Trajectory]) -> 
         return EnvironmentFailure(f"every episode was aborted ({len(played)}): {played[0].reason}")
     none = f"none of {pluralize(len(ended), 'episode')} by {config.actor_name}"
     highest = max(float(config.env.kind.teacher_type.reward_of(trajectory)) for trajectory in ended)
-    if config.keeps_successes and not reports_success((one.status, one.reported_success) for one in ended):
+    if config.keeps_successes and not reports_success(
+        (one.status, one.reported_success) for one in ended
+    ):
         fix = "keep those with enough reward by --min-reward"
-        return ConfigError(f"{none} succeeded, as far as its env says; the highest reward is {highest:.4g}; {fix}")
+        return ConfigError(
+            f"{none} succeeded, as far as its env says; the highest reward is {highest:.4g}; {fix}"
+        )
     if config.keeps_successes and not any(trajectory.success for trajectory in ended):
         fix = "Keep those with less by --min-reward, or use another teacher"
         return ConfigError(f"{none} succeeded; the highest reward is {highest:.4g}. {fix}")
     if config.min_reward is not None and highest < config.min_reward:
         fix = "Lower it, or use another teacher"
-        return ConfigError(f"{none} reaches --min-reward {config.min_reward:g}; the highest is {highest:.4g}. {fix}")
+        return ConfigError(
+            f"{none} reaches --min-reward {config.min_reward:g}; the highest is {highest:.4g}."
+            f" {fix}"
+        )
     fix = "use another teacher, or more problems"
     return ConfigError(f"{none} is a demonstration in env '{config.env.name}'; {fix}")
 
@@ -404,7 +515,9 @@ def _comment_on_visited(config: GenTrajectoryConfig, states_of: Path, progress: 
     tasks = {record.task.id: record.task for record in records}
     run = states_of.parent if states_of.name == "eval.json" else states_of
     played = run / "episodes.jsonl" if run.is_dir() else run
-    with open_run("gen-trajectory", config, [source, played, *config.setup.input_files(tasks.values())]) as current:
+    with open_run(
+        "gen-trajectory", config, [source, played, *config.setup.input_files(tasks.values())]
+    ) as current:
         if current.done:
             return current.done
         visits = read_visits(played, config.setup.env_name, config.player)
@@ -419,7 +532,10 @@ def _comment_on_visited(config: GenTrajectoryConfig, states_of: Path, progress: 
                 lambda steps: bar.advance(steps if config.states else 1),
             )
         path = source.with_name(f"{source.stem}_visited.json")
-        every = [Record(record.task, (*record.trajectories, *found.get(record.task.id, ()))) for record in records]
+        every = [
+            Record(record.task, (*record.trajectories, *found.get(record.task.id, ())))
+            for record in records
+        ]
         write_json(path, [record_to_json(record) for record in every])
         steps = [step for some in found.values() for item in some for step in item.trajectory]
         figures = {
@@ -432,12 +548,17 @@ def _comment_on_visited(config: GenTrajectoryConfig, states_of: Path, progress: 
         return current.finish(figures, [path])
 
 
-def _dry_run(config: GenTrajectoryConfig, level: str, planned: Planned, oracle: Agent, progress: Progress) -> Report:
+def _dry_run(
+    config: GenTrajectoryConfig, level: str, planned: Planned, oracle: Agent, progress: Progress
+) -> Report:
     """The cost of a teacher that acts like the oracle, or at random where there is none."""
     from reflectkit.evals.estimate import PlannedCalls, Still, deciding_alone, estimate
 
     kind, endpoint = config.env.kind, config.endpoint
-    form, acts = kind.action_kind(config.env.settings), config.oracle_acts or kind.teacher_type.has(*DEMONSTRATES)
+    form, acts = (
+        kind.action_kind(config.env.settings),
+        config.oracle_acts or kind.teacher_type.has(*DEMONSTRATES),
+    )
     agent: Agent = RandomAgent() if form == "choice" else Still()
     if acts:
         agent = oracle if config.oracle_acts else Demonstrator(0.0)
@@ -445,14 +566,18 @@ def _dry_run(config: GenTrajectoryConfig, level: str, planned: Planned, oracle: 
     if config.decides:
         ask = partial(deciding_alone, endpoint=endpoint, rules=not config.decisions.plain_questions)
         asked = [PlannedCalls(str(endpoint), level, tasks, len(tasks), [endpoint], ask, usual=0)]
-        return estimate("gen-trajectory", config.setup, config.teacher.chat, asked, progress, config.run.seed)
+        return estimate(
+            "gen-trajectory", config.setup, config.teacher.chat, asked, progress, config.run.seed
+        )
     positive = PlannedCalls(
         str(endpoint),
         level,
         tasks,
         len(tasks),
         [endpoint],
-        lambda seen, context: [lesson_asked(seen, context, config.history_tokens, acts=not config.oracle_acts)[0]],
+        lambda seen, context: [
+            lesson_asked(seen, context, config.history_tokens, acts=not config.oracle_acts)[0]
+        ],
         ANALYSIS_TOKENS + (CALLS_TOKENS if form == "tools" and not config.oracle_acts else 0),
         agent,
         ends=acts,
@@ -460,4 +585,6 @@ def _dry_run(config: GenTrajectoryConfig, level: str, planned: Planned, oracle: 
     asked = [positive]
     if negatives := len(planned) - len(tasks):
         asked.append(replace(positive, episodes=negatives, ends=True, within=Recovery))
-    return estimate("gen-trajectory", config.setup, config.teacher.chat, asked, progress, config.run.seed)
+    return estimate(
+        "gen-trajectory", config.setup, config.teacher.chat, asked, progress, config.run.seed
+    )

@@ -14,7 +14,11 @@ from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report
 from reflectkit.errors import ConfigError
 
-EXAMPLES = ("reflectkit new maze", "reflectkit new shop --kind tools", "reflectkit new quiz --kind prompts")
+EXAMPLES = (
+    "reflectkit new maze",
+    "reflectkit new shop --kind tools",
+    "reflectkit new quiz --kind prompts",
+)
 CHOICES = '''"""NAME: an environment with choices."""
 
 import random
@@ -101,7 +105,8 @@ class NewConfig(Config):
 
     name: str = option(help="Name of the environment: letters, digits and _.", argument=True)
     kind: Literal["choices", "tools", "prompts"] = option(
-        "choices", help="How the player acts: choices, tools (it calls them) or prompts (it answers one)."
+        "choices",
+        help="How the player acts: choices, tools (it calls them) or prompts (it answers one).",
     )
 
     @field_validator("name")
@@ -122,7 +127,10 @@ def run(config: NewConfig, progress: Progress) -> Report:
     env = f"--env {name}.py:{kind}"
     if config.kind == "prompts":
         texts[Path(f"{name}.jsonl")] = "".join(json.dumps(row) + "\n" for row in _sums())
-        env = f"--env prompts --dataset {name}.jsonl --reward {name}.py:exact --reward {name}.py:short=0.1"
+        env = (
+            f"--env prompts --dataset {name}.jsonl --reward {name}.py:exact --reward"
+            f" {name}.py:short=0.1"
+        )
     for path in texts:
         if path.exists():
             raise ConfigError(f"{path} exists already, and is left as it is; choose another name")
@@ -141,4 +149,7 @@ def run(config: NewConfig, progress: Progress) -> Report:
 def _sums() -> list[dict[str, str]]:
     numbers = [(a, b) for a in range(10) for b in range(10)]
     random.Random(0).shuffle(numbers)
-    return [{"prompt": f"What is {a} + {b}? Answer with the number only.", "answer": str(a + b)} for a, b in numbers]
+    return [
+        {"prompt": f"What is {a} + {b}? Answer with the number only.", "answer": str(a + b)}
+        for a, b in numbers
+    ]

@@ -1,8 +1,8 @@
-"""play: watch an environment or play it yourself, step by step. The player is a person, the oracle, a rule or a
-checkpoint.
+"""play: watch an environment or play it yourself, step by step. The player is a person, the oracle,
+a rule or a checkpoint.
 
-Each step shows the observation as the players see it, a reflector's comment, the chosen action and the reward. At a
-prompt, h lists the commands. Every episode is saved in `episodes.jsonl`.
+Each step shows the observation as the players see it, a reflector's comment, the chosen action and
+the reward. At a prompt, h lists the commands. Every episode is saved in `episodes.jsonl`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +20,14 @@ from reflectkit.agents.human import HELP_KEYS, LEFT, Human, action_text, keys_of
 from reflectkit.agents.mismatches import playing_mismatches
 from reflectkit.agents.player_refs import Player, model_folders, parse_policy
 from reflectkit.agents.players import Players, PlayersSetup
-from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig, DecisionConfig, Endpoint, address_in_use, key_of
+from reflectkit.chat.config import (
+    OF_CHAT_MODELS,
+    ChatConfig,
+    DecisionConfig,
+    Endpoint,
+    address_in_use,
+    key_of,
+)
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import episode_to_json
@@ -45,7 +51,16 @@ from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
-from reflectkit.types import AGENT_MARKER, Decision, Observation, Status, Task, Trajectory, Turn, reports_success
+from reflectkit.types import (
+    AGENT_MARKER,
+    Decision,
+    Observation,
+    Status,
+    Task,
+    Trajectory,
+    Turn,
+    reports_success,
+)
 
 MOST_SHOWN = 4  # maximum number of choices shown with their probabilities
 LEAST_SHOWN = 0.005  # minimum probability of a shown choice
@@ -59,7 +74,9 @@ class Narrator:
     wait: wait for a key before each step. stopped: whether the person who watches has quit.
     """
 
-    def __init__(self, agent: Agent, comment: Comment | None, progress: Progress, *, wait: bool) -> None:
+    def __init__(
+        self, agent: Agent, comment: Comment | None, progress: Progress, *, wait: bool
+    ) -> None:
         self.agent, self.comment, self.progress, self.wait = agent, comment, progress, wait
         self.stopped = False
 
@@ -71,7 +88,9 @@ class Narrator:
         self.see(f"Step {len(context.turns) + 1}", observation, context.turns)
         if person and not context.turns:
             self.progress.news(f"Keys: {keys_of(context.env)}")
-        comment = None if self.comment is None else one_line(await self.comment(observation, context))
+        comment = (
+            None if self.comment is None else one_line(await self.comment(observation, context))
+        )
         if comment is not None:
             self.progress.news(f"Reflection: {comment}")
         decision = await self.agent.decide(observation, context)
@@ -84,14 +103,28 @@ class Narrator:
         return replace(decision, truncation_reason=LEFT) if self.stopped else decision
 
     def see(self, heading: str, observation: Observation, turns: Sequence[Turn]) -> None:
-        """Show the messages of `observation` that were not shown before; the agent's own were, as its decisions."""
+        """Show the messages of `observation` that were not shown before; the agent's own were, as
+        its decisions.
+        """
         self.progress.news(f"── {heading} ──")
+        # 1. The messages after those that the last observation had, too
         before = turns[-1].observation.messages if turns else ()
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, observation.messages)))  # noqa: B905
-        new = observation.messages[same:] or (() if observation.replies else observation.messages[-1:])
-        lines = [message.entry if observation.replies else message.content for message in new]
-        if shown := [line for line, message in zip(lines, new, strict=True) if message.role != "assistant"]:
-            self.progress.news("\n".join(shown))
+        same = 0
+        for old, new in zip(before, observation.messages, strict=False):
+            if old != new:
+                break
+            same += 1
+        messages = observation.messages[same:]
+        if not messages and not observation.replies:
+            messages = observation.messages[-1:]
+
+        # 2. Their texts
+        lines = []
+        for message in messages:
+            if message.role != "assistant":
+                lines.append(message.entry if observation.replies else message.content)
+        if lines:
+            self.progress.news("\n".join(lines))
 
     def tell_reward(self, turns: Sequence[Turn]) -> None:
         """Show the reward of the last of `turns`."""
@@ -100,7 +133,11 @@ class Narrator:
 
     def tell_end(self, trajectory: Trajectory) -> None:
         """Show the last view and how it ended, unless the env did not end it."""
-        if trajectory.final and trajectory.status is not Status.ABORTED and not trajectory.unexecuted_decision:
+        if (
+            trajectory.final
+            and trajectory.status is not Status.ABORTED
+            and not trajectory.unexecuted_decision
+        ):
             self.tell_reward(trajectory.turns)
             self.see("The end", trajectory.final, trajectory.turns)
 
@@ -110,7 +147,9 @@ class Narrator:
             key = answer.strip().casefold()
             if key in ("", "q"):
                 return not key
-            self.progress.news(rules_of(env) if key in HELP_KEYS else f"{answer.strip()[:60]!r} is no key.")
+            self.progress.news(
+                rules_of(env) if key in HELP_KEYS else f"{answer.strip()[:60]!r} is no key."
+            )
         return False
 
 
@@ -123,12 +162,15 @@ def decision_text(observation: Observation, decision: Decision, *, commented: bo
         return "\n".join([*lines, str(decision.truncation_reason or decision.failure)])
     likely = sorted(enumerate(decision.probabilities), key=lambda item: -item[1])[:MOST_SHOWN]
     shares = [
-        f"{100 * share:.0f} % {one_line(observation.choices[index])}" for index, share in likely if share >= LEAST_SHOWN
+        f"{100 * share:.0f} % {one_line(observation.choices[index])}"
+        for index, share in likely
+        if share >= LEAST_SHOWN
     ]
     if shares:
         lines.append("Policy: " + ", ".join(shares))
     marker = AGENT_MARKER if observation.replies else ACTION_MARKER
-    written = action_text(observation, decision.action).lstrip(" ")  # models begin with a space, as their rows do
+    # Models begin with a space, as their rows do
+    written = action_text(observation, decision.action).lstrip(" ")
     return "\n".join([*lines, f"{marker} {written}"])
 
 
@@ -137,10 +179,14 @@ EXAMPLES = (
     "reflectkit play --env taxi --teacher --level pickup --seed 7",
     "reflectkit play --env memory --policy oracle --auto",
     "reflectkit play --env taxi"
-    ' --policy "ours=results/taxi-tiny/reflect-rl/checkpoint-36+results/taxi-tiny/reflector/checkpoint-700"',
+    " --policy"
+    ' "ours=results/taxi-tiny/reflect-rl/checkpoint-36+results/taxi-tiny/reflector/checkpoint-700"',
 )
 PERSON, ORACLE = "person", "oracle"
-NOBODY = "standard input is closed or empty; use a terminal, pipe in the answers, or give --policy oracle --auto"
+NOBODY = (
+    "standard input is closed or empty; use a terminal, pipe in the answers, or give --policy"
+    " oracle --auto"
+)
 
 
 class PlayConfig(Config):
@@ -149,25 +195,39 @@ class PlayConfig(Config):
     env: EnvConfig
     policy: str = option(
         PERSON,
-        help="Who plays: person, oracle, random, a baseline of the env, a decision model (decisions:MODEL,"
-        " systemone:MODEL), or NAME=MODEL[+REFLECTOR]; the reflector may be a chat model (openai:MODEL,"
+        help="Who plays: person, oracle, random, a baseline of the env, a decision model"
+        " (decisions:MODEL,"
+        " systemone:MODEL), or NAME=MODEL[+REFLECTOR]; the reflector may be a chat model"
+        " (openai:MODEL,"
         " azure:DEPLOYMENT, local:MODEL).",
         essential=True,
     )
     reflector: ModelRef | None = option(
-        None, help="Reflector that comments for a player without one; a checkpoint or a chat model.", essential=True
+        None,
+        help="Reflector that comments for a player without one; a checkpoint or a chat model.",
+        essential=True,
     )
-    teacher: bool = option(False, help="Show the oracle teacher's comment instead of a reflector's.", essential=True)
+    teacher: bool = option(
+        False, help="Show the oracle teacher's comment instead of a reflector's.", essential=True
+    )
     task_file: Path | None = option(
         None, help="Problems; default: the env's own, or test.json or data.json in its folder."
     )
-    level: str = option("", help="Curriculum level; default: the last, or any level in a file.", essential=True)
-    task: str = option("", help="The problem's id; default: a random one, by --seed.")
-    episodes: int = option(1, name="count", help="Number of episodes to play.", ge=1, essential=True)
-    auto: bool = option(
-        False, help="Do not wait for a key between the steps of a player other than a person.", essential=True
+    level: str = option(
+        "", help="Curriculum level; default: the last, or any level in a file.", essential=True
     )
-    temperature: float = option(0.0, help="Sampling temperature of a checkpoint; 0 takes the likeliest action.", ge=0)
+    task: str = option("", help="The problem's id; default: a random one, by --seed.")
+    episodes: int = option(
+        1, name="count", help="Number of episodes to play.", ge=1, essential=True
+    )
+    auto: bool = option(
+        False,
+        help="Do not wait for a key between the steps of a player other than a person.",
+        essential=True,
+    )
+    temperature: float = option(
+        0.0, help="Sampling temperature of a checkpoint; 0 takes the likeliest action.", ge=0
+    )
     max_new_tokens: int = option(
         128, help="Maximum tokens of an answer in environments without enumerated actions.", ge=1
     )
@@ -186,15 +246,23 @@ class PlayConfig(Config):
     @property
     def players(self) -> PlayersSetup:
         """What the players are made with."""
-        return PlayersSetup(self, (self.player,), self.env.kind, self.setup.env_folder, self.setup.folder)
+        return PlayersSetup(
+            self, (self.player,), self.env.kind, self.setup.env_folder, self.setup.folder
+        )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.level:
             check_level(self.env.name, self.level)
         comments = self.reflector is not None or self.teacher
-        refuse(self.reflector is not None and self.teacher, "--reflector and --teacher both comment; leave one out")
-        own = "a checkpoint reads its own reflector's comment: write --policy NAME=CHECKPOINT+REFLECTOR"
+        refuse(
+            self.reflector is not None and self.teacher,
+            "--reflector and --teacher both comment; leave one out",
+        )
+        own = (
+            "a checkpoint reads its own reflector's comment: write --policy"
+            " NAME=CHECKPOINT+REFLECTOR"
+        )
         refuse(comments and self.player.checkpoint is not None, own)
         if self.policy == ORACLE:
             self.env.require_teacher("action")
@@ -204,14 +272,22 @@ class PlayConfig(Config):
         for endpoint in self.asked_endpoints:
             self.chat.check_budget(endpoint)
         for name in () if self.asked_endpoints else non_default(self, *OF_CHAT_MODELS):
-            raise ConfigError(f"{flag(name)} is for a chat model as in --policy A=MODEL+openai:MODEL; leave it out")
+            raise ConfigError(
+                f"{flag(name)} is for a chat model as in --policy A=MODEL+openai:MODEL;"
+                " leave it"
+                " out"
+            )
         return self
 
     @property
     def asked_endpoints(self) -> list[Endpoint]:
         """The decision model that plays, and the chat or decision model that comments, if any do."""
-        comments = [self.reflector] if self.reflector is not None and self.reflector.is_asked else []
-        return [self.players.endpoint_of(str(model)) for model in (*self.player.api_models, *comments)]
+        comments = (
+            [self.reflector] if self.reflector is not None and self.reflector.is_asked else []
+        )
+        return [
+            self.players.endpoint_of(str(model)) for model in (*self.player.api_models, *comments)
+        ]
 
     @property
     @override
@@ -224,7 +300,8 @@ class PlayConfig(Config):
         player = parse_policy(self.policy, (PERSON, *self.env.kind.baselines))
         if player.is_chat and not player.decides:
             raise ConfigError(
-                f"--policy {self.policy}: chat models play in `reflectkit evaluate`; `view` shows their episodes"
+                f"--policy {self.policy}: chat models play in `reflectkit evaluate`; `view`"
+                " shows their episodes"
             )
         return player
 
@@ -233,7 +310,9 @@ CONFIG = PlayConfig
 
 
 def run(config: PlayConfig, progress: Progress) -> Report:
-    """Write `episodes.jsonl`, a line after each episode. Raises ConfigError, CheckpointError, DataError."""
+    """Write `episodes.jsonl`, a line after each episode. Raises ConfigError, CheckpointError,
+    DataError.
+    """
     name, env, setup = config.player.name, config.env, config.setup
     if name != PERSON and not config.auto and not progress.attended:
         raise ConfigError("there is no terminal to wait for keys; add --auto")
@@ -285,10 +364,17 @@ def run(config: PlayConfig, progress: Progress) -> Report:
             if shown.stopped or (person is not None and person.left):
                 break
         if len(played) > 1:
-            rows = [(one.task.id, _outcome(one), f"{one.total_return:.3g}", str(len(one.turns))) for one in played]
-            current.tables.append(Table(f"Episodes of {name}", ("task", "outcome", "return", "steps"), tuple(rows)))
+            rows = [
+                (one.task.id, _outcome(one), f"{one.total_return:.3g}", str(len(one.turns)))
+                for one in played
+            ]
+            current.tables.append(
+                Table(f"Episodes of {name}", ("task", "outcome", "return", "steps"), tuple(rows))
+            )
         successes = {}
-        if reports_success((trajectory.status, trajectory.reported_success) for trajectory in played):
+        if reports_success(
+            (trajectory.status, trajectory.reported_success) for trajectory in played
+        ):
             successes = {"successes": sum(trajectory.success for trajectory in played)}
         figures: dict[str, Any] = {
             "episodes": len(played),
@@ -312,7 +398,11 @@ def _problems(config: PlayConfig) -> tuple[Path | None, Sequence[Task]]:
         places = [setup.folder / name for name in ("test.json", PROBLEMS)]
         source = source or next((place for place in places if place.is_file()), None)
         if source is None and kind.taskset.has("example"):
-            return None, [kind.taskset.example(config.level or kind.levels[0], derive(config.run.seed, "example"))]
+            return None, [
+                kind.taskset.example(
+                    config.level or kind.levels[0], derive(config.run.seed, "example")
+                )
+            ]
         source = source or places[-1]
         setup.require(source)
         tasks = [record.task for record in read_records(source, setup.env_name)]
@@ -335,7 +425,12 @@ def _outcome(trajectory: Trajectory) -> str:
 
 def _ending(trajectory: Trajectory) -> str:
     outcome = _outcome(trajectory)
-    penalty = trajectory.truncation_penalty + sum(turn.info.get("truncation_penalty", 0.0) for turn in trajectory.turns)
+    penalty = trajectory.truncation_penalty + sum(
+        turn.info.get("truncation_penalty", 0.0) for turn in trajectory.turns
+    )
     unplayed = f", {penalty:+.3g} of it for the steps not taken" if penalty else ""
     steps = pluralize(len(trajectory.turns), "step")
-    return f"{outcome[:1].upper()}{outcome[1:]}: return {trajectory.total_return:+.3g} in {steps}{unplayed}."
+    return (
+        f"{outcome[:1].upper()}{outcome[1:]}: return {trajectory.total_return:+.3g} in"
+        f" {steps}{unplayed}."
+    )

@@ -1,4 +1,5 @@
-"""plot: learning curves of RL runs, or bars of evaluations. Runs of the same name (seeds) give a median and a band.
+"""plot: learning curves of RL runs, or bars of evaluations. Runs of the same name (seeds) give a
+median and a band.
 
 A run that resumed from another one's checkpoint (`--resume-from`) continues its curve.
 """
@@ -23,10 +24,15 @@ from reflectkit.runs.run import RunConfig, differing_settings, open_run, read_re
 from reflectkit.text import distinct_names
 
 EXAMPLES = (
-    "reflectkit plot --runs Reflect-RL=results/taxi-tiny/reflect-rl --runs 'SFT + RL=results/taxi-tiny/sft-rl'",
-    "reflectkit plot --runs ours=results/seed0/taxi-tiny/reflect-rl --runs ours=results/seed1/taxi-tiny/reflect-rl"
+    (
+        "reflectkit plot --runs Reflect-RL=results/taxi-tiny/reflect-rl --runs 'SFT +"
+        " RL=results/taxi-tiny/sft-rl'"
+    ),
+    "reflectkit plot --runs ours=results/seed0/taxi-tiny/reflect-rl --runs"
+    " ours=results/seed1/taxi-tiny/reflect-rl"
     " --figure return --against tokens",
-    "reflectkit plot --runs GRPO=results/memory-tiny/reflect-grpo --figure accuracy --figure tool_success --figure"
+    "reflectkit plot --runs GRPO=results/memory-tiny/reflect-grpo --figure accuracy --figure"
+    " tool_success --figure"
     " compression --out parts.svg",
     "reflectkit plot --evals results/taxi-tiny/evaluation --figure success",
     "reflectkit plot --evals results/taxi-tiny/evaluation --figure reliability",
@@ -41,14 +47,19 @@ class PlotConfig(Config):
     """Settings of plot."""
 
     runs: tuple[str, ...] = option(
-        (), help="RUN or NAME=RUN, a folder with metrics.jsonl (repeat the flag; seeds share a name).", essential=True
+        (),
+        help="RUN or NAME=RUN, a folder with metrics.jsonl (repeat the flag; seeds share a name).",
+        essential=True,
     )
     evals: tuple[Path, ...] = option(
-        (), help="Evaluation runs, for bars by level instead of curves (repeat the flag).", essential=True
+        (),
+        help="Evaluation runs, for bars by level instead of curves (repeat the flag).",
+        essential=True,
     )
     figure: tuple[str, ...] = option(
         (),
-        help="Figures of metrics.jsonl (one panel each) or of eval.json (repeat the flag); with --evals also"
+        help="Figures of metrics.jsonl (one panel each) or of eval.json (repeat the flag); with"
+        " --evals also"
         " reliability, how often what was foretold came true.",
         essential=True,
     )
@@ -58,7 +69,10 @@ class PlotConfig(Config):
     smooth: int = option(10, help="Size of the moving average, in updates.", ge=1)
     out: Path | None = option(
         None,
-        help="File to write, .png or .svg; default: curves.png, bars.png or reliability.png in the run's folder.",
+        help=(
+            "File to write, .png or .svg; default: curves.png, bars.png or reliability.png in"
+            " the run's folder."
+        ),
         essential=True,
     )
     run: RunConfig = RunConfig()
@@ -70,7 +84,9 @@ class PlotConfig(Config):
         for name in non_default(self, "against", "smooth"):
             refuse(self.evals, f"{flag(name)} is for curves, and --evals draws bars; leave it out")
         refuse(len(self.figure) > 1 and self.evals, "--evals takes a single --figure")
-        other = self.out is not None and (self.out.suffix not in (".png", ".svg") or self.out.is_dir())
+        other = self.out is not None and (
+            self.out.suffix not in (".png", ".svg") or self.out.is_dir()
+        )
         refuse(other, f"--out {self.out}: name a file that ends in .png or .svg")
         for text in self.runs:
             parse_run(text)
@@ -78,13 +94,16 @@ class PlotConfig(Config):
 
 
 def parse_run(text: str) -> tuple[str, Path]:
-    """(name, metrics file) of a value of --runs; a checkpoint's path means its run, and a run alone is named like its
-    folder. Raises ConfigError.
+    """(name, metrics file) of a value of --runs; a checkpoint's path means its run, and a run alone
+    is named like its folder. Raises ConfigError.
     """
     name, equals, folder = text.partition("=")
     if not equals or Path(text).is_dir():
         name, folder = "", text
-    refuse(not folder or (equals and not (name or Path(text).is_dir())), f"--runs {text!r}: write RUN or NAME=RUN")
+    refuse(
+        not folder or (equals and not (name or Path(text).is_dir())),
+        f"--runs {text!r}: write RUN or NAME=RUN",
+    )
     path = Path(folder)
     path = path.parent if path.name.startswith("checkpoint-") else path
     return name or path.name, path / "metrics.jsonl"
@@ -101,11 +120,18 @@ def run(config: PlotConfig, progress: Progress) -> Report:
         if current.done and (config.out is None or config.out.exists()):
             return current.done
         reliable = bool(config.evals) and config.figure == (RELIABILITY,)
-        out = config.out or current.folder / f"{'curves' if named else RELIABILITY if reliable else 'bars'}.png"
+        out = (
+            config.out
+            or current.folder / f"{'curves' if named else RELIABILITY if reliable else 'bars'}.png"
+        )
         if reliable:
             panels = _read_reliability(config.evals)
             draw_reliability(panels, out)
-            figures = {f"{kind}: {name}": bins for kind, players in panels.items() for name, bins in players.items()}
+            figures = {
+                f"{kind}: {name}": bins
+                for kind, players in panels.items()
+                for name, bins in players.items()
+            }
             counts = tuple((kind, str(len(players))) for kind, players in panels.items())
             current.tables.append(Table(f"Reliability in {out}", ("foretold", "players"), counts))
             return current.finish(figures, [out])
@@ -113,18 +139,28 @@ def run(config: PlotConfig, progress: Progress) -> Report:
             figure = config.figure[0] if config.figure else _default_bar(config.evals)
             bars = _read_bars(config.evals, figure)
             draw_bars(figure, bars, out)
-            means = {(name, level): mean for name, some in bars.items() for level, (mean, _, _) in some.items()}
+            means = {
+                (name, level): mean
+                for name, some in bars.items()
+                for level, (mean, _, _) in some.items()
+            }
             cells = tuple((name, level, f"{mean:.3f}") for (name, level), mean in means.items())
             current.tables.append(Table(f"Bars in {out}", ("policy", "level", figure), cells))
-            return current.finish({f"{name} {level}": mean for (name, level), mean in means.items()}, [out])
+            return current.finish(
+                {f"{name} {level}": mean for (name, level), mean in means.items()}, [out]
+            )
         trained = Counter((name, read_record(path.parent).get("seed")) for name, path in named)
         for (name, seed), count in trained.items():
             if count > 1 and seed is not None:
-                progress.news(f"warning: {count} runs named {name} have seed {seed}, and are drawn as different seeds")
+                progress.news(
+                    f"warning: {count} runs named {name} have seed {seed}, and are drawn as"
+                    " different seeds"
+                )
         for name in dict.fromkeys(name for name, _ in named):
             if apart := differing_settings(path.parent for own, path in named if own == name):
                 progress.news(
-                    f"warning: the runs named {name} differ in {', '.join(map(flag, apart))}, not only in seed"
+                    f"warning: the runs named {name} differ in"
+                    f" {', '.join(map(flag, apart))}, not only in seed"
                 )
         curves_of: dict[str, dict[str, list[Curve]]] = {}
         for figure in config.figure or (_default_curve([path for _, path in named]),):
@@ -137,13 +173,23 @@ def run(config: PlotConfig, progress: Progress) -> Report:
                     progress.news(f"{path.parent} does not have {figure}, and is left out there")
         draw_curves(curves_of, config.against, config.smooth, out)
         ends = {
-            figure: {name: median(values[-1] for _, values in seeds) for name, seeds in curves.items()}
+            figure: {
+                name: median(values[-1] for _, values in seeds) for name, seeds in curves.items()
+            }
             for figure, curves in curves_of.items()
         }
-        columns = ("run", "seeds", *(f"{figure}, last {config.smooth} updates" for figure in curves_of))
+        columns = (
+            "run",
+            "seeds",
+            *(f"{figure}, last {config.smooth} updates" for figure in curves_of),
+        )
         names = [name for name, _ in named]
         rows = [
-            (name, str(names.count(name)), *(f"{own[name]:.3f}" if name in own else "" for own in ends.values()))
+            (
+                name,
+                str(names.count(name)),
+                *(f"{own[name]:.3f}" if name in own else "" for own in ends.values()),
+            )
             for name in dict.fromkeys(names)
         ]
         current.tables.append(Table(f"Learning curves in {out}", columns, tuple(rows)))
@@ -166,7 +212,9 @@ def _default_bar(evals: Sequence[Path]) -> str:
 
 
 def _read_reliability(evals: Sequence[Path]) -> dict[str, dict[str, list[dict[str, float]]]]:
-    """The bins of each player by what is foretold. Raises DataError if an evaluation has no forecasts."""
+    """The bins of each player by what is foretold. Raises DataError if an evaluation has no
+    forecasts.
+    """
     panels: dict[str, dict[str, list[dict[str, float]]]] = {}
     for folder, label in zip(evals, distinct_names(evals), strict=True):
         path = folder / "eval.json"
@@ -184,28 +232,39 @@ def _read_reliability(evals: Sequence[Path]) -> dict[str, dict[str, list[dict[st
         except (AttributeError, KeyError, TypeError, ValueError):
             raise DataError(path, "is not a result of evaluate; name the folder of one") from None
         if not any(row.get("calibration") for row in rows):
-            how = "evaluate with --score-oracle or --predict-success, players that have probabilities"
+            how = (
+                "evaluate with --score-oracle or --predict-success, players that have probabilities"
+            )
             raise DataError(path, f"has no forecasts; {how}", field=RELIABILITY)
     return panels
 
 
-def _read_bars(evals: Sequence[Path], figure: str) -> dict[str, dict[str, tuple[float, float, float]]]:
+def _read_bars(
+    evals: Sequence[Path], figure: str
+) -> dict[str, dict[str, tuple[float, float, float]]]:
     """(mean, low, high) by player and level. Raises DataError if a row does not have the figure."""
     bars: dict[str, dict[str, tuple[float, float, float]]] = {}
     for folder, label in zip(evals, distinct_names(evals), strict=True):
         path = folder / "eval.json"
         try:
             for row in read_json(path)["rows"]:
-                own = row["figures"] | {"success": {"mean": row["success"], "low": row["low"], "high": row["high"]}}
+                own = row["figures"] | {
+                    "success": {"mean": row["success"], "low": row["low"], "high": row["high"]}
+                }
                 own |= {
-                    name: {"mean": row[name], "low": row.get(f"{name}_low"), "high": row.get(f"{name}_high")}
+                    name: {
+                        "mean": row[name],
+                        "low": row.get(f"{name}_low"),
+                        "high": row.get(f"{name}_high"),
+                    }
                     for name in ("return", "steps")
                     if name in row
                 }
                 if own.get(figure, {}).get("mean") is not None:  # a figure may be of some levels
                     mean, *ends = (own[figure][part] for part in ("mean", "low", "high"))
                     name = str(row["name"]) if len(evals) == 1 else f"{row['name']} ({label})"
-                    low, high = (float(mean if end is None else end) for end in ends)  # unknown ends: no whisker
+                    # Unknown ends: no whisker
+                    low, high = (float(mean if end is None else end) for end in ends)
                     bars.setdefault(name, {})[str(row["level"])] = float(mean), low, high
         except (KeyError, TypeError, ValueError):
             raise DataError(path, "is not a result of evaluate; name the folder of one") from None

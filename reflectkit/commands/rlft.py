@@ -1,8 +1,10 @@
-"""rlft: online RL with REINFORCE, PPO or GRPO, where a reflector comments on each state before the policy acts.
+"""rlft: online RL with REINFORCE, PPO or GRPO, where a reflector comments on each state before the
+policy acts.
 
-The reflector is frozen, or learns in turns with the policy (`--train-reflector`). Without one it is plain RL.
-If killed and started again, it resumes from its last checkpoint. With `--processes N`, or under torchrun or `accelerate
-launch`, several processes play and learn together, with the same result.
+The reflector is frozen, or learns in turns with the policy (`--train-reflector`). Without one it is
+plain RL. If killed and started again, it resumes from its last checkpoint. With `--processes N`, or
+under torchrun or `accelerate launch`, several processes play and learn together, with the same
+result.
 """
 
 from __future__ import annotations
@@ -26,14 +28,20 @@ EXAMPLES = (
     "reflectkit rlft --env corridor --model tiny",
     "reflectkit rlft --env taxi --policy results/taxi-tiny/policy/checkpoint-250 --reflector"
     " results/taxi-tiny/reflector/checkpoint-700",
-    "reflectkit rlft --env taxi --policy results/taxi-tiny/plain/checkpoint-600 --algo ppo --curriculum pickup"
+    "reflectkit rlft --env taxi --policy results/taxi-tiny/plain/checkpoint-600 --algo ppo"
+    " --curriculum pickup"
     " --curriculum full",
-    "reflectkit rlft --env auto_explore --model gpt2-xl --lora-r 16 --quantize 8bit --algo grpo --group-size 8",
-    "reflectkit rlft --env taxi --policy results/taxi-tiny/plain/checkpoint-600 --lora-r 16 --sampler"
+    (
+        "reflectkit rlft --env auto_explore --model gpt2-xl --lora-r 16 --quantize 8bit --algo"
+        " grpo --group-size 8"
+    ),
+    "reflectkit rlft --env taxi --policy results/taxi-tiny/plain/checkpoint-600 --lora-r 16"
+    " --sampler"
     " vllm:http://localhost:8000 --max-staleness 1",
     "reflectkit rlft --env taxi --policy results/taxi-tiny/plain/checkpoint-600 --processes 2",
     "reflectkit rlft --env taxi --policy results/taxi-tiny/plain/checkpoint-600 --calibrate",
-    "reflectkit rlft --env decisions --dataset tickets.jsonl --policy results/router --recorded answers.jsonl"
+    "reflectkit rlft --env decisions --dataset tickets.jsonl --policy results/router --recorded"
+    " answers.jsonl"
     " --outcomes outcomes.jsonl",
     "reflectkit rlft --env taxi --policy results/taxi-tiny/policy/checkpoint-250 --reflector"
     " results/taxi-tiny/reflector/checkpoint-700 --train-reflector 2",
@@ -44,11 +52,16 @@ TRAITS = Traits(trains=True, makes_arm=True)
 CONFIG = RLConfig
 
 
-@memory_explained("lower --max-concurrency or --max-tokens-per-batch, or use --lora-r, --quantize or a smaller model")
+@memory_explained(
+    "lower --max-concurrency or --max-tokens-per-batch, or use --lora-r, --quantize or a"
+    " smaller"
+    " model"
+)
 def run(config: RLConfig, progress: Progress) -> Report:
     """Train and write `metrics.jsonl` and `checkpoint-<step>/`.
 
-    Raises CheckpointError, DataError, DivergedError, and ConfigError if the model cannot read the prompts.
+    Raises CheckpointError, DataError, DivergedError, and ConfigError if the model cannot read the
+    prompts.
     """
     check_launch(config.processes)
     if config.processes > 1 and not config.checkpoints.plan:
@@ -81,10 +94,14 @@ def run(config: RLConfig, progress: Progress) -> Report:
             # 2. Build
             trainer = build.resumed_trainer(rl_run, current, processes, progress, chat)
             resumed = f", from update {trainer.step + 1}" if trainer.step else ""
-            progress.news(f"rlft ({config.algo.name}): {problems.summary} → {current.folder}{resumed}")
+            progress.news(
+                f"rlft ({config.algo.name}): {problems.summary} → {current.folder}{resumed}"
+            )
             # 3. Fit
             with closing(trainer):
-                fit = loop.fit(rl_run, trainer, current.folder, loop.default_callbacks(rl_run, chat), progress)
+                fit = loop.fit(
+                    rl_run, trainer, current.folder, loop.default_callbacks(rl_run, chat), progress
+                )
         # 4. Report
         return report.report(fit, current, chat, is_held_out=not overlap)
 

@@ -1,13 +1,16 @@
-"""run: a whole pipeline from a recipe. Each step is a stage; finished steps are skipped and killed ones resume.
+"""run: a whole pipeline from a recipe. Each step is a stage; finished steps are skipped and killed
+ones resume.
 
-Each step is a run in the recipe's folder, e.g. results/taxi-tiny/reflect-rl; `--name` chooses another folder. A step
-whose settings have changed does not replace the earlier run but is made next to it, as reflect-rl.2.
+Each step is a run in the recipe's folder, e.g. results/taxi-tiny/reflect-rl; `--name` chooses
+another folder. A step whose settings have changed does not replace the earlier run but is made next
+to it, as reflect-rl.2.
 
-The steps run in order, in one process. With `--seeds N` the pipeline runs N times in separate folders, and the
-evaluations and curves are pooled. With `--ablate`, steps are repeated with an ingredient changed, as the recipe says,
-and the evaluation has an additional row for each ablation.
+The steps run in order, in one process. With `--seeds N` the pipeline runs N times in separate
+folders, and the evaluations and curves are pooled. With `--ablate`, steps are repeated with an
+ingredient changed, as the recipe says, and the evaluation has an additional row for each ablation.
 
-A recipe may have parameters, which are flags of this command: `reflectkit run RECIPE --help` shows them.
+A recipe may have parameters, which are flags of this command: `reflectkit run RECIPE --help` shows
+them.
 """
 
 from __future__ import annotations
@@ -23,7 +26,16 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.commands import config_class, stage_module, traits
-from reflectkit.config import Config, build, chosen_by, flag, notes_of, option, parse_yaml, with_values
+from reflectkit.config import (
+    Config,
+    build,
+    chosen_by,
+    flag,
+    notes_of,
+    option,
+    parse_yaml,
+    with_values,
+)
 from reflectkit.console import Progress, Report
 from reflectkit.errors import ConfigError, ReflectkitError, refuse, unknown_name
 from reflectkit.evals import tables as eval_tables
@@ -59,7 +71,10 @@ EXAMPLES = (
     "reflectkit run auto-explore-tiny --repo-dir ~/projects",
     "reflectkit run my_recipe.yaml --fast",
 )
-CHECK = "This was a quick check that every step runs. Its models are hardly trained, so their figures mean nothing."
+CHECK = (
+    "This was a quick check that every step runs. Its models are hardly trained, so their"
+    " figures mean nothing."
+)
 WHOLE_RUN = frozenset(RunConfig.model_fields)
 """Settings of `run` that no step can set for itself."""
 
@@ -68,37 +83,58 @@ class PipelineConfig(Config):
     """Settings of run."""
 
     recipe: str = option(help="Name of a packaged recipe, or a YAML file.", argument=True)
-    parameters: Any = chosen_by("recipe", settings=lambda name: load_recipe(name).parameter_class, names=recipe_names)
+    parameters: Any = chosen_by(
+        "recipe", settings=lambda name: load_recipe(name).parameter_class, names=recipe_names
+    )
     set: tuple[str, ...] = option(
-        (), help="STEP.SETTING=VALUE overrides the recipe (repeat the flag); STEP may also be a stage or defaults."
+        (),
+        help=(
+            "STEP.SETTING=VALUE overrides the recipe (repeat the flag); STEP may also be a stage"
+            " or defaults."
+        ),
     )
     ablate: tuple[str, ...] = option(
         (), help="Ablations of the recipe to run as well, separated by commas (or repeat the flag)."
     )
-    seeds: int = option(1, help="Number of seeds to run, starting at --seed; several use folders seed0, seed1, …", ge=1)
+    seeds: int = option(
+        1,
+        help="Number of seeds to run, starting at --seed; several use folders seed0, seed1, …",
+        ge=1,
+    )
     fast: bool = option(
         False,
-        help="Short variant of the recipe, with a check that every step runs or with what `run RECIPE --help` says.",
+        help=(
+            "Short variant of the recipe, with a check that every step runs or with what `run"
+            " RECIPE --help` says."
+        ),
     )
     run: RunConfig = RunConfig()
 
     @property
     def own_folders(self) -> tuple[str, Any]:
-        """The parameter whose values have folders of their own, and its value here; ("", None) without one."""
+        """The parameter whose values have folders of their own, and its value here; ("", None)
+        without one.
+        """
         parameters = load_recipe(self.recipe).parameters
         name = next((name for name, parameter in parameters.items() if parameter.own_folders), "")
         return name, getattr(self.parameters, name, None)
 
     @property
     def label(self) -> str:
-        """The part of the folders' names that differs between values of that parameter; "" for its default."""
+        """The part of the folders' names that differs between values of that parameter; "" for its
+        default.
+        """
         name, value = self.own_folders
         return folder_label(value, str(load_recipe(self.recipe).default_of[name])) if name else ""
 
     @property
     def folder(self) -> str:
-        """The folder of all steps in --results-dir: --name, or the recipe's name with the label and -fast."""
-        own = re.sub(r"[^A-Za-z0-9_.@-]+", "-", Path(self.recipe).stem).lstrip(".@-")[:40] or "recipe"
+        """The folder of all steps in --results-dir: --name, or the recipe's name with the label and
+        -fast.
+        """
+        own = (
+            re.sub(r"[^A-Za-z0-9_.@-]+", "-", Path(self.recipe).stem).lstrip(".@-")[:40] or "recipe"
+        )
         return self.run.name or "-".join([own, *self._marks])
 
     @property
@@ -113,8 +149,8 @@ class PipelineConfig(Config):
 
 @dataclass(frozen=True)
 class Job:
-    """One step. values: its settings, in which `{step}` stands for that step's first output. prefix: put before a name
-    in braces if several seeds run.
+    """One step. values: its settings, in which `{step}` stands for that step's first output.
+    prefix: put before a name in braces if several seeds run.
     """
 
     name: str
@@ -129,7 +165,9 @@ class Job:
 
 
 def help_lines(choices: Mapping[str, Any]) -> Sequence[str]:
-    """What the help shows above its examples: the recipe's steps, what --fast shows, and the ablations."""
+    """What the help shows above its examples: the recipe's steps, what --fast shows, and the
+    ablations.
+    """
     name = choices.get("recipe")
     if not isinstance(name, str):
         return ()
@@ -139,62 +177,94 @@ def help_lines(choices: Mapping[str, Any]) -> Sequence[str]:
         lines.append(f"With --fast: {recipe.fast_shows}")
     if recipe.ablations:
         lines.append(f"Ablations of {name}, for --ablate:")
-    return [*lines, *(f"  {key}: {each.description}".rstrip(": ") for key, each in recipe.ablations.items())]
+    return [
+        *lines,
+        *(f"  {key}: {each.description}".rstrip(": ") for key, each in recipe.ablations.items()),
+    ]
 
 
 CONFIG = PipelineConfig
 
 
 def run(config: PipelineConfig, progress: Progress) -> Report:
-    """Run every step that is not finished. Raises what the stages raise, and UnknownNameError for a step or setting."""
+    """Run every step that is not finished. Raises what the stages raise, and UnknownNameError for a
+    step or setting.
+    """
     recipe = load_recipe(config.recipe)
     jobs, ablations = planned(config)
     for job in jobs:  # wrong settings are an error before the first step
-        job_config(job, {step: job.values["results_dir"] / step for step in references(dict(job.values))})
+        job_config(
+            job, {step: job.values["results_dir"] / step for step in references(dict(job.values))}
+        )
     if config.label:
         name, value = config.own_folders
         folders = f"{config.data_folder} and {config.run.results_dir / config.folder}"
         progress.news(f"{flag(name)} {value} has folders of its own: {folders}")
     if any(str(value) in PACKAGED for job in jobs for value in job.values.values()):
         share_models(config.run.data_dir, dict.fromkeys(job.values["data_dir"] for job in jobs))
-    refuse(config.fast and not recipe.fast, f"recipe '{config.recipe}' has no `fast:` settings; leave out --fast")
+    refuse(
+        config.fast and not recipe.fast,
+        f"recipe '{config.recipe}' has no `fast:` settings; leave out --fast",
+    )
     checks = config.fast and not recipe.fast_shows  # its figures are noise
     progress.news(recipe.fast_shows if config.fast and not checks else recipe.description)
     takes = f", {recipe.fast_takes}" if config.fast and recipe.fast_takes else ""
     progress.news(f"{pluralize(len(jobs), 'step')}{takes}: {', '.join(job.name for job in jobs)}")
-    with open_run("run", with_values(config, name=f"{config.folder}/{RECORD}", keep=True)) as current:
+    with open_run(
+        "run", with_values(config, name=f"{config.folder}/{RECORD}", keep=True)
+    ) as current:
         reports = perform(jobs, progress)
-        figures: dict[str, Any] = {"steps": {name: str(report.folder) for name, report in reports.items()}}
-        evaluations: dict[str, list[list[dict[str, Any]]]] = {}  # by step, the episodes of each seed
+        figures: dict[str, Any] = {
+            "steps": {name: str(report.folder) for name, report in reports.items()}
+        }
+        # By step, the episodes of each seed
+        evaluations: dict[str, list[list[dict[str, Any]]]] = {}
         for job in jobs if ablations or config.seeds > 1 else ():
             if job.stage == "evaluate":
                 rows = read_jsonl(reports[job.name].folder / "episodes.jsonl")
                 evaluations.setdefault(job.step, []).append([dict(episode) for _, episode in rows])
         effects = {step: compared(ablations, seeds) for step, seeds in evaluations.items()}
         if ablations:
-            figures["ablations"] = [{"step": step} | effect for step, rows in effects.items() for effect in rows]
+            figures["ablations"] = [
+                {"step": step} | effect for step, rows in effects.items() for effect in rows
+            ]
         ablated = [
-            eval_tables.ablations_table(rows, step, _measure(recipe, rows)) for step, rows in effects.items() if rows
+            eval_tables.ablations_table(rows, step, _measure(recipe, rows))
+            for step, rows in effects.items()
+            if rows
         ]
         if config.seeds > 1:
             outputs = _pool_seeds(config, recipe, evaluations, current)
             current.tables += ablated
             curves = _draw_curves(config, reports.values(), current.folder / "curves.png", progress)
             current.tables += [table for report in curves for table in report.tables]
-            return current.finish(figures, [*outputs, *(path for report in curves for path in report.outputs)])
-        finals = [path for report in reports.values() if traits(report.stage).reports for path in report.outputs]
+            return current.finish(
+                figures, [*outputs, *(path for report in curves for path in report.outputs)]
+            )
+        finals = [
+            path
+            for report in reports.values()
+            if traits(report.stage).reports
+            for path in report.outputs
+        ]
         shown = next((reports[job.name] for job in jobs if job.stage == "evaluate"), None)
         closing = [CHECK] if checks else []
         if shown is not None:
             found, where = read_json(shown.folder / "eval.json"), str(shown.folder / "eval.md")
             rows, measure = found["rows"], eval_tables.measure_of(found["rows"], recipe.measure)
-            current.tables.append(eval_tables.summary_table(shown.tables[0].title, rows, measure, where))
+            current.tables.append(
+                eval_tables.summary_table(shown.tables[0].title, rows, measure, where)
+            )
             if not checks:
-                closing = [eval_tables.result_sentence(recipe.result, rows, found["differences"], measure)]
+                closing = [
+                    eval_tables.result_sentence(recipe.result, rows, found["differences"], measure)
+                ]
             closing += ["Next:", f"  reflectkit view {shlex.quote(str(shown.folder))}"]
         current.tables += [] if checks else ablated
         report = current.finish(figures, finals)
-        return dataclasses.replace(report, outputs=() if shown else report.outputs, closing=tuple(closing))
+        return dataclasses.replace(
+            report, outputs=() if shown else report.outputs, closing=tuple(closing)
+        )
 
 
 def planned(config: PipelineConfig) -> tuple[list[Job], dict[str, Ablation]]:
@@ -208,7 +278,9 @@ def planned(config: PipelineConfig) -> tuple[list[Job], dict[str, Ablation]]:
         if name not in recipe.ablations:
             raise unknown_name(f"ablation of recipe '{config.recipe}'", name, recipe.ablations)
         ablation = recipe.ablations[name]
-        ablations[name] = ablation.model_copy(update={"arm": ablation.arm or f"{ablation.of} without {name}"})
+        ablations[name] = ablation.model_copy(
+            update={"arm": ablation.arm or f"{ablation.of} without {name}"}
+        )
     changes = _changes(config, recipe, ablations)
     seeds = range(config.run.seed, config.run.seed + config.seeds)
     jobs = [job for seed in seeds for job in _jobs(config, recipe, ablations, changes, seed)]
@@ -217,15 +289,23 @@ def planned(config: PipelineConfig) -> tuple[list[Job], dict[str, Ablation]]:
     for name, ablation in ablations.items():
         if not any({ablation.of, ablation.arm} <= arms for arms in played):
             missing = ablation.arm if any(ablation.of in arms for arms in played) else ablation.of
-            raise ConfigError(f"--ablate {name}: no evaluation in recipe '{config.recipe}' plays {missing!r}")
+            raise ConfigError(
+                f"--ablate {name}: no evaluation in recipe '{config.recipe}' plays {missing!r}"
+            )
     return jobs, ablations
 
 
-def _changes(config: PipelineConfig, recipe: Recipe, ablations: Mapping[str, Ablation]) -> list[Change]:
+def _changes(
+    config: PipelineConfig, recipe: Recipe, ablations: Mapping[str, Ablation]
+) -> list[Change]:
     """What `--fast`, parameters, `--set` and ablations change, in this order."""
     changes: list[Change] = []
     if config.fast:
-        changes += [(step, key, value) for step, values in recipe.fast.items() for key, value in values.items()]
+        changes += [
+            (step, key, value)
+            for step, values in recipe.fast.items()
+            for key, value in values.items()
+        ]
     changes += parameter_changes(recipe, config.parameters)
     steps = list(with_copies(recipe.steps, ablations))
     targets = {DEFAULTS, *(step[key] for step in steps for key in ("name", "stage"))}
@@ -248,7 +328,11 @@ def _changes(config: PipelineConfig, recipe: Recipe, ablations: Mapping[str, Abl
 
 
 def _jobs(
-    config: PipelineConfig, recipe: Recipe, ablations: Mapping[str, Ablation], changes: list[Change], seed: int
+    config: PipelineConfig,
+    recipe: Recipe,
+    ablations: Mapping[str, Ablation],
+    changes: list[Change],
+    seed: int,
 ) -> list[Job]:
     """The jobs of one seed, in order."""
     prefix = f"seed{seed}/" if config.seeds > 1 else ""
@@ -270,12 +354,20 @@ def _jobs(
         rows, about = leaves_of(stage, defaults | values), traits(stage)
         values = {key: value for key, value in defaults.items() if key in rows} | values
         if shared := sorted(WHOLE_RUN & values.keys()):
-            raise ConfigError(f"step '{name}': {shared[0]} applies to the whole run; set it with {flag(shared[0])}")
+            raise ConfigError(
+                f"step '{name}': {shared[0]} applies to the whole run; set it with"
+                f" {flag(shared[0])}"
+            )
         if ablation:
             renamed = copies(recipe.steps, ablation, ablations[ablation])
             values = {key: follow(value, renamed) for key, value in values.items()}
-            if about.output and values.get(about.output) in [None, *(job.values.get(about.output) for job in jobs)]:
-                raise ConfigError(f"step '{name}' writes to the folder of another; give it its own {about.output}")
+            if about.output and values.get(about.output) in [
+                None,
+                *(job.values.get(about.output) for job in jobs),
+            ]:
+                raise ConfigError(
+                    f"step '{name}' writes to the folder of another; give it its own {about.output}"
+                )
         else:
             for key in (key for key in about.arms if key in values):
                 entries = [values[key]] if isinstance(values[key], str) else values[key]
@@ -283,15 +375,20 @@ def _jobs(
         earlier = [job.step for job in jobs]
         if unknown := sorted(references(values) - set(earlier)):
             raise unknown_name(f"step before '{name}'", unknown[0], earlier)
-        jobs.append(Job(prefix + name, stage, values | of_run | {"name": f"{config.folder}/{name}"}, prefix))
+        jobs.append(
+            Job(prefix + name, stage, values | of_run | {"name": f"{config.folder}/{name}"}, prefix)
+        )
     return jobs
 
 
 def perform(jobs: Sequence[Job], progress: Progress) -> dict[str, Report]:
-    """Run every job that is not finished; returns the reports by name. Raises what the stages raise."""
+    """Run every job that is not finished; returns the reports by name. Raises what the stages
+    raise.
+    """
     reports: dict[str, Report] = {}
     told: set[str] = set()
-    outputs: dict[str, dict[str, Path]] = {}  # by prefix and step: its first output, or its folder if it has none
+    # By prefix and step: its first output, or its folder if it has none
+    outputs: dict[str, dict[str, Path]] = {}
     for number, job in enumerate(jobs, 1):
         made = outputs.setdefault(job.prefix, {})
         config = job_config(job, made)
@@ -306,12 +403,16 @@ def perform(jobs: Sequence[Job], progress: Progress) -> dict[str, Report]:
             _forget()
         reports[job.name] = report
         made[job.step] = report.outputs[0] if report.outputs else report.folder
-        progress.news(f"{job.name}: {'already finished' if report.skipped else 'done'} ({report.folder})")
+        progress.news(
+            f"{job.name}: {'already finished' if report.skipped else 'done'} ({report.folder})"
+        )
     return reports
 
 
 def _forget() -> None:
-    """Drop what a step leaves in libraries: models in reference cycles, and accelerate's process-wide settings."""
+    """Drop what a step leaves in libraries: models in reference cycles, and accelerate's
+    process-wide settings.
+    """
     gc.collect()
     if "accelerate.state" in sys.modules:
         from accelerate.state import AcceleratorState, GradientState
@@ -321,39 +422,66 @@ def _forget() -> None:
 
 
 def job_config(job: Job, outputs: Mapping[str, Path]) -> Config:
-    """The settings of `job`. outputs: by step, what its name in braces stands for. Raises ConfigError."""
+    """The settings of `job`. outputs: by step, what its name in braces stands for. Raises
+    ConfigError.
+    """
 
     def resolved(value: Any) -> Any:
         if isinstance(value, str):
-            return value.format(**outputs, data=job.values["data_dir"], results=job.values["results_dir"])
+            return value.format(
+                **outputs, data=job.values["data_dir"], results=job.values["results_dir"]
+            )
         return [resolved(part) for part in value] if isinstance(value, list | tuple) else value
 
     place = f"step '{job.step}'"
     try:
-        return build(config_class(job.stage), {key: resolved(value) for key, value in job.values.items()}, place)
+        return build(
+            config_class(job.stage),
+            {key: resolved(value) for key, value in job.values.items()},
+            place,
+        )
     except ReflectkitError as error:
         raise ConfigError(str(error) if place in str(error) else f"{place}: {error}") from None
 
 
 def _measure(recipe: Recipe, effects: Sequence[Mapping[str, Any]]) -> str:
-    """What differences are shown: the recipe's measure, or the return where success is not reported."""
-    return recipe.measure if any(gap["figure"] == recipe.measure for gap in effects) else eval_tables.RETURN
+    """What differences are shown: the recipe's measure, or the return where success is not
+    reported.
+    """
+    return (
+        recipe.measure
+        if any(gap["figure"] == recipe.measure for gap in effects)
+        else eval_tables.RETURN
+    )
 
 
-def compared(ablations: Mapping[str, Ablation], seeds: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Differences, original arm minus ablation, over the episodes of all `seeds`; see `differences_over_seeds`."""
+def compared(
+    ablations: Mapping[str, Ablation], seeds: Sequence[Sequence[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """Differences, original arm minus ablation, over the episodes of all `seeds`; see
+    `differences_over_seeds`.
+    """
     effects = []
     for name, ablation in ablations.items():
         arms = (ablation.of, ablation.arm)
-        pairs = [[episode for arm in arms for episode in seed if episode["name"] == arm] for seed in seeds]
-        effects += [{"ablation": name} | effect for effect in eval_tables.differences_over_seeds(pairs)]
+        pairs = [
+            [episode for arm in arms for episode in seed if episode["name"] == arm]
+            for seed in seeds
+        ]
+        effects += [
+            {"ablation": name} | effect for effect in eval_tables.differences_over_seeds(pairs)
+        ]
     return effects
 
 
 def _pool_seeds(
-    config: PipelineConfig, recipe: Recipe, evaluations: Mapping[str, list[list[dict[str, Any]]]], current: Run
+    config: PipelineConfig,
+    recipe: Recipe,
+    evaluations: Mapping[str, list[list[dict[str, Any]]]],
+    current: Run,
 ) -> list[Path]:
-    """Write the results of all seeds together, and add their tables to `current`; returns the files.
+    """Write the results of all seeds together, and add their tables to `current`; returns the
+    files.
 
     evaluations: by step, the episodes of each seed.
     """
@@ -366,7 +494,9 @@ def _pool_seeds(
         measure = _measure(recipe, gaps)
         differences += [{"step": step} | gap for gap in gaps if gap["figure"] == measure]
         title = f"{config.recipe}, {step}, {config.seeds} seeds pooled"
-        current.tables += eval_tables.tables_of(title, rows, [episode for seed in seeds for episode in seed])
+        current.tables += eval_tables.tables_of(
+            title, rows, [episode for seed in seeds for episode in seed]
+        )
         if gaps:
             current.tables.append(eval_tables.differences_table(gaps, measure))
     outputs.append(current.folder / "differences.json")
@@ -374,9 +504,17 @@ def _pool_seeds(
     return outputs
 
 
-def _draw_curves(config: PipelineConfig, reports: Iterable[Report], out: Path, progress: Progress) -> list[Report]:
-    """The curves of all seeds in one picture, in the form of the first plot; none if nothing was plotted."""
-    found = [read_json(report.folder / "config.json")["settings"] for report in reports if report.stage == "plot"]
+def _draw_curves(
+    config: PipelineConfig, reports: Iterable[Report], out: Path, progress: Progress
+) -> list[Report]:
+    """The curves of all seeds in one picture, in the form of the first plot; none if nothing was
+    plotted.
+    """
+    found = [
+        read_json(report.folder / "config.json")["settings"]
+        for report in reports
+        if report.stage == "plot"
+    ]
     found = [settings for settings in found if settings["runs"]]
     if not found:
         return []

@@ -1,8 +1,9 @@
-"""serve: answer programs with a trained policy, which a reflector may comment for: OpenAI's chat completions, and
-decisions in the forms of OpenAI and System One.
+"""serve: answer programs with a trained policy, which a reflector may comment for: OpenAI's chat
+completions, and decisions in the forms of OpenAI and System One.
 
-The reflector's comment is put before each answer here; the program never sees it. With --record, each answer is kept
-with its tokens, their log-probabilities, the probabilities of a decision, and the version of the weights.
+The reflector's comment is put before each answer here; the program never sees it. With --record,
+each answer is kept with its tokens, their log-probabilities, the probabilities of a decision, and
+the version of the weights.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "reflectkit serve --policy results/my-agent/rl --reflector results/my-agent/reflector",
-    "reflectkit serve --policy HuggingFaceTB/SmolLM2-135M-Instruct --port 9000 --record answers.jsonl",
+    (
+        "reflectkit serve --policy HuggingFaceTB/SmolLM2-135M-Instruct --port 9000 --record"
+        " answers.jsonl"
+    ),
 )
 MOST_ORDERS = 64
 TOKEN = "REFLECTKIT_TOKEN"
@@ -51,23 +55,38 @@ class ServeConfig(Config):
 
     load_dir: ModelRef = option(
         name="policy",
-        help="Checkpoint, run or hub id of the policy; or a decision model elsewhere, decisions:MODEL or"
+        help="Checkpoint, run or hub id of the policy; or a decision model elsewhere, decisions:MODEL"
+        " or"
         " systemone:MODEL.",
         essential=True,
     )
     reflect_load_dir: ModelRef | None = option(
-        None, name="reflector", help="The same for the model that comments before each answer.", essential=True
+        None,
+        name="reflector",
+        help="The same for the model that comments before each answer.",
+        essential=True,
     )
-    host: str = option("127.0.0.1", help=f"Address to listen on; any but this one needs {TOKEN}.", essential=True)
-    port: int = option(8000, help="Port to listen on; 0: any free one.", ge=0, le=65535, essential=True)
-    record: Path | None = option(None, help="File to which each answer is added, with its tokens.", essential=True)
-    temperature: float = option(1.0, help="Sampling temperature where the program names none.", ge=0, essential=True)
+    host: str = option(
+        "127.0.0.1", help=f"Address to listen on; any but this one needs {TOKEN}.", essential=True
+    )
+    port: int = option(
+        8000, help="Port to listen on; 0: any free one.", ge=0, le=65535, essential=True
+    )
+    record: Path | None = option(
+        None, help="File to which each answer is added, with its tokens.", essential=True
+    )
+    temperature: float = option(
+        1.0, help="Sampling temperature where the program names none.", ge=0, essential=True
+    )
     max_new_tokens: int = option(
         512, help="Maximum length of an answer; the program may ask for less.", ge=1, essential=True
     )
     option_orders: int = option(
         1,
-        help="Read the options of a decision in this many orders, and answer with the mean probabilities.",
+        help=(
+            "Read the options of a decision in this many orders, and answer with the mean"
+            " probabilities."
+        ),
         ge=1,
         le=MOST_ORDERS,
     )
@@ -86,12 +105,26 @@ class ServeConfig(Config):
         from reflectkit.envs.adapters.endpoint import LOOPBACK
 
         if self.load_dir.kind is ModelKind.DECISION:
-            refuse(self.reflect_load_dir, f"--policy {self.load_dir} reads no comments; leave out --reflector")
-            self.chat.check_budget(parse_endpoint(str(self.load_dir), self.chat.base_url, "--policy", "", decides=True))
+            refuse(
+                self.reflect_load_dir,
+                f"--policy {self.load_dir} reads no comments; leave out --reflector",
+            )
+            self.chat.check_budget(
+                parse_endpoint(str(self.load_dir), self.chat.base_url, "--policy", "", decides=True)
+            )
         chat = self.load_dir.kind is ModelKind.CHAT
-        refuse(chat, f"--policy {self.load_dir} is a chat model, which answers programs itself; give a checkpoint")
+        refuse(
+            chat,
+            (
+                f"--policy {self.load_dir} is a chat model, which answers programs itself; give a"
+                " checkpoint"
+            ),
+        )
         if self.host not in LOOPBACK and not os.environ.get(TOKEN):
-            raise ConfigError(f"--host {self.host} is open to others; set {TOKEN} to a key that programs must send")
+            raise ConfigError(
+                f"--host {self.host} is open to others; set {TOKEN} to a key that programs must"
+                " send"
+            )
         return self
 
 
@@ -105,13 +138,17 @@ CONFIG = ServeConfig
 
 
 def run(config: ServeConfig, progress: Progress) -> Report:
-    """Serve until interrupted. Raises CheckpointError, and ConfigError if the address or --record cannot be used."""
+    """Serve until interrupted. Raises CheckpointError, and ConfigError if the address or --record
+    cannot be used.
+    """
     if config.record is not None:
         refuse_device(config.record)
         try:
             config.record.open("a").close()
         except OSError as error:
-            raise ConfigError(f"--record {config.record}: {error.strerror}; name another file") from None
+            raise ConfigError(
+                f"--record {config.record}: {error.strerror}; name another file"
+            ) from None
     with TemporaryDirectory(prefix="reflectkit-serve-") as folder:
         player = Player("policy", config.load_dir, config.reflect_load_dir)
         player = player.resolved(config.run.data_dir, progress)
@@ -164,7 +201,9 @@ class PolicyServer:
 
         config = self._config
         async with serving(self.application(), config.host, config.port) as port:
-            progress.news(f"serving {config.load_dir} at http://{config.host}:{port}/v1 (Ctrl-C ends)")
+            progress.news(
+                f"serving {config.load_dir} at http://{config.host}:{port}/v1 (Ctrl-C ends)"
+            )
             await asyncio.Event().wait()
 
     async def reply(self, name: str, request: Any) -> Any:
@@ -176,7 +215,9 @@ class PolicyServer:
         agent.max_new_tokens = limit
         if request.temperature is not None:
             agent.temperature = request.temperature
-        context = Context(derive(self._config.run.seed, "serve", next(self._numbers)), self._env, request.turns)
+        context = Context(
+            derive(self._config.run.seed, "serve", next(self._numbers)), self._env, request.turns
+        )
         work = agent.decide(request.observation, context)
         try:
             decision: Decision = await asyncio.wrap_future(self.thread.submit(work))
@@ -186,13 +227,26 @@ class PolicyServer:
             raise RequestError(decision.failure, 503)
         if decision.truncation_reason is not None:
             raise RequestError(decision.truncation_reason, 400, "context_length_exceeded")
-        self.record({"session": name, "observation": to_json(request.observation), "decision": to_json(decision)})
+        self.record(
+            {
+                "session": name,
+                "observation": to_json(request.observation),
+                "decision": to_json(decision),
+            }
+        )
         self.answered += 1
-        action = decision.action if isinstance(decision.action, ToolUse) else ToolUse(str(decision.action))
-        return EndpointAnswer(action, decision.reflection, (len(decision.prompt_ids), len(decision.token_ids)), limit)
+        action = (
+            decision.action
+            if isinstance(decision.action, ToolUse)
+            else ToolUse(str(decision.action))
+        )
+        return EndpointAnswer(
+            action, decision.reflection, (len(decision.prompt_ids), len(decision.token_ids)), limit
+        )
 
     async def decide(self, name: str, request: DecisionRequest) -> dict[str, Any]:
-        """The JSON value that answers a request for decisions by session `name`; the same for equal requests.
+        """The JSON value that answers a request for decisions by session `name`; the same for equal
+        requests.
 
         Raises InvalidRequestError, RequestError.
         """

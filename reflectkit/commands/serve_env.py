@@ -1,7 +1,8 @@
 """serve-env: serve an environment by the OpenEnv protocol, so that other libraries can train in it.
 
-Each session has its own environment. `reset` takes `seed`, and optionally `level`, and `task` (an id) or `index`; the
-levels are the splits of OpenEnv's task API. Without a token, in OPENENV_API_KEY, it listens only to this machine.
+Each session has its own environment. `reset` takes `seed`, and optionally `level`, and `task` (an
+id) or `index`; the levels are the splits of OpenEnv's task API. Without a token, in
+OPENENV_API_KEY, it listens only to this machine.
 """
 
 from __future__ import annotations
@@ -31,10 +32,15 @@ from reflectkit.seeding import derive, generator
 from reflectkit.tools import PLAIN, PLAIN_RULES, check_call, parse, tools_text, use_of
 from reflectkit.types import Observation, Task, ToolCall, ToolSpec, ToolUse
 
-EXAMPLES = ("reflectkit serve-env --env taxi", "reflectkit serve-env --env support --level returns --port 8001")
+EXAMPLES = (
+    "reflectkit serve-env --env taxi",
+    "reflectkit serve-env --env support --level returns --port 8001",
+)
 KEY = "OPENENV_API_KEY"
 REPLY = ToolSpec(
-    "reply", "Say something to the user.", {"properties": {"text": {"type": "string"}}, "required": ["text"]}
+    "reply",
+    "Say something to the user.",
+    {"properties": {"text": {"type": "string"}}, "required": ["text"]},
 )
 
 
@@ -43,11 +49,19 @@ class ServeEnvConfig(Config):
 
     env: EnvConfig
     level: str = option(
-        "", help="The only level to serve; default: all, and the last for a reset without one.", essential=True
+        "",
+        help="The only level to serve; default: all, and the last for a reset without one.",
+        essential=True,
     )
-    task_file: Path | None = option(None, help="Problems; default: the env's own, or one per seed.", essential=True)
+    task_file: Path | None = option(
+        None, help="Problems; default: the env's own, or one per seed.", essential=True
+    )
     horizon: int = option(0, help=HORIZON_HELP, ge=0)
-    host: str = option("127.0.0.1", help=f"Address to listen on; one of another machine's needs {KEY}.", essential=True)
+    host: str = option(
+        "127.0.0.1",
+        help=f"Address to listen on; one of another machine's needs {KEY}.",
+        essential=True,
+    )
     port: int = option(8000, help="Port; 0: any that is free.", ge=0, le=65535, essential=True)
     sessions: int = option(64, help="Maximum number of sessions at a time.", ge=1, essential=True)
     run: RunConfig = RunConfig()
@@ -62,7 +76,10 @@ class ServeEnvConfig(Config):
         if self.level:
             check_level(self.env.name, self.level)
         if not is_loopback(self.host) and not header_text(KEY):
-            raise ConfigError(f"--host {self.host} lets other machines in: set {KEY} to a token that clients must send")
+            raise ConfigError(
+                f"--host {self.host} lets other machines in: set {KEY} to a token that clients"
+                " must send"
+            )
         return self
 
 
@@ -76,10 +93,17 @@ def run(config: ServeEnvConfig, progress: Progress) -> Report:
     from reflectkit.envs.adapters.endpoint import listening
 
     try:
-        app = app_of(config.setup, tasks_of(config), config.sessions, header_text(KEY), config.run.seed)
+        app = app_of(
+            config.setup, tasks_of(config), config.sessions, header_text(KEY), config.run.seed
+        )
     except ImportError as error:
-        raise ConfigError(f"serve-env needs {error.name}; run pip install 'reflectkit[openenv]'") from None
-    with open_run("serve-env", config, [], again=True) as current, listening(config.host, config.port) as listener:
+        raise ConfigError(
+            f"serve-env needs {error.name}; run pip install 'reflectkit[openenv]'"
+        ) from None
+    with (
+        open_run("serve-env", config, [], again=True) as current,
+        listening(config.host, config.port) as listener,
+    ):
         host, port = listener.getsockname()[:2]
         progress.news(f"{config.env.name} is at http://{host}:{port}; Ctrl-C ends it")
         with contextlib.suppress(KeyboardInterrupt):
@@ -96,13 +120,23 @@ def tasks_of(config: ServeEnvConfig) -> dict[str, list[Task]]:
         list_of = partial(problems.seeds, SPLITS[0]) if problems.by_seed else config.setup.listed
         return {level: list_of(level) for level in levels}
     given = [record.task for record in read_records(config.task_file, kind.name)]
-    levels = [config.level] if config.level else [one for one in levels if one in {task.level for task in given}]
+    levels = (
+        [config.level]
+        if config.level
+        else [one for one in levels if one in {task.level for task in given}]
+    )
     return {level: at_level(name, given, level, config.task_file) for level in levels}
 
 
-def app_of(setup: EnvSetup, tasks: Mapping[str, Sequence[Task]], sessions: int, token: str = "", seed: int = 0) -> Any:
-    """The ASGI app of a server. tasks: by level. token: what clients must send, if anything. seed: of the first reset
-    that names none; those after it get the next ones.
+def app_of(
+    setup: EnvSetup,
+    tasks: Mapping[str, Sequence[Task]],
+    sessions: int,
+    token: str = "",
+    seed: int = 0,
+) -> Any:
+    """The ASGI app of a server. tasks: by level. token: what clients must send, if anything. seed:
+    of the first reset that names none; those after it get the next ones.
 
     Raises ImportError without the package openenv, and what the env raises for its first problem.
     """
@@ -132,7 +166,9 @@ def app_of(setup: EnvSetup, tasks: Mapping[str, Sequence[Task]], sessions: int, 
     if not calls:
         field: Any = {"choice": (chosen, ...)} if first.choices else {"text": (str, ...)}
         action_type = create_model("ServedAction", __base__=Action, **field)
-    shown: Any = {"text": (str, "")} | ({} if calls or fixed or not first.choices else {"choices": (list[str], [])})
+    shown: Any = {"text": (str, "")} | (
+        {} if calls or fixed or not first.choices else {"choices": (list[str], [])}
+    )
     text_type: Any = create_model("ServedObservation", __base__=Seen, **shown)
     numbers = itertools.count(seed)
 
@@ -164,7 +200,11 @@ def app_of(setup: EnvSetup, tasks: Mapping[str, Sequence[Task]], sessions: int, 
             if task is not None and task not in names:
                 raise unknown_name("task", task, names)
             place = names.index(task) if task is not None else index
-            problem = generator(number, "problem").choice(tasks[level]) if place is None else tasks[level][place]
+            problem = (
+                generator(number, "problem").choice(tasks[level])
+                if place is None
+                else tasks[level][place]
+            )
             if level != self.level:
                 self.close()
                 self.env, self.level = setup.make(setup.horizon_at(level)), level
@@ -178,19 +218,28 @@ def app_of(setup: EnvSetup, tasks: Mapping[str, Sequence[Task]], sessions: int, 
             """Act. What is not legal costs no step: the observation says what is wrong."""
             if isinstance(action, ListToolsAction):
                 tools = (*self.observation.tools, REPLY)
-                specs = [Tool(name=one.name, description=one.description, input_schema=one.parameters) for one in tools]
+                specs = [
+                    Tool(name=one.name, description=one.description, input_schema=one.parameters)
+                    for one in tools
+                ]
                 return ListToolsObservation(tools=specs)
             if self.over:
                 return self._answer(action, {"text": "The episode is over."}, done=True, reward=0.0)
             try:
                 result = shared_result_of(self.env.step(self._read(action)))
             except IllegalActionError as error:
-                return self._answer(action, {"text": str(error)}, reward=0.0, metadata={"refused": 1})
+                return self._answer(
+                    action, {"text": str(error)}, reward=0.0, metadata={"refused": 1}
+                )
             self.now.step_count += 1
             self.over = result.terminated or result.truncated
             told = result.info | ({"truncated": True} if result.truncated else {})
             return self._answer(
-                action, self._news(result.observation), done=self.over, reward=result.reward, metadata=told
+                action,
+                self._news(result.observation),
+                done=self.over,
+                reward=result.reward,
+                metadata=told,
             )
 
         @property
@@ -223,7 +272,9 @@ def app_of(setup: EnvSetup, tasks: Mapping[str, Sequence[Task]], sessions: int, 
             """One of them."""
             return self.list_tasks(split)[index]
 
-        def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[dict[str, str]]:
+        def get_task_range(
+            self, split: str, start: int | None = None, stop: int | None = None
+        ) -> list[dict[str, str]]:
             """Some of them."""
             return self.list_tasks(split)[start:stop]
 
@@ -232,7 +283,9 @@ def app_of(setup: EnvSetup, tasks: Mapping[str, Sequence[Task]], sessions: int, 
             seen = self.observation
             if first.choices:
                 if action.choice not in seen.choices:
-                    raise IllegalActionError(f"no choice {action.choice!r:.80}; there are: {', '.join(seen.choices)}")
+                    raise IllegalActionError(
+                        f"no choice {action.choice!r:.80}; there are: {', '.join(seen.choices)}"
+                    )
                 return seen.choices.index(action.choice)
             if not calls:
                 return parse(action.text, seen.tools, PLAIN) if seen.tools else str(action.text)
@@ -240,16 +293,24 @@ def app_of(setup: EnvSetup, tasks: Mapping[str, Sequence[Task]], sessions: int, 
                 return ToolUse(str(action.arguments.get("text", "")))
             call = ToolCall(action.tool_name, action.arguments)
             wrong = check_call(call, seen.tools)
-            return ToolUse(f"{call.name} {json.dumps(call.arguments)}", errors=(wrong,)) if wrong else use_of([call])
+            return (
+                ToolUse(f"{call.name} {json.dumps(call.arguments)}", errors=(wrong,))
+                if wrong
+                else use_of([call])
+            )
 
         def _news(self, seen: Observation) -> dict[str, Any]:
             """What `seen` shows that the client has not read."""
             before, self.observation = self.observation, seen
             if not seen.replies:
                 offer = f"{tools_text(seen.tools)}\n{PLAIN_RULES}\n\n" if seen.tools else ""
-                return {"text": offer + seen.text} | ({"choices": list(seen.choices)} if "choices" in shown else {})
+                return {"text": offer + seen.text} | (
+                    {"choices": list(seen.choices)} if "choices" in shown else {}
+                )
             new = seen.messages[len(before.messages) :]
-            return {"text": "\n".join(message.content for message in new if message.role != "assistant")}
+            return {
+                "text": "\n".join(message.content for message in new if message.role != "assistant")
+            }
 
         def _answer(self, action: Any, seen: Mapping[str, Any], **rest: Any) -> Any:
             if calls:
@@ -257,7 +318,10 @@ def app_of(setup: EnvSetup, tasks: Mapping[str, Sequence[Task]], sessions: int, 
             return text_type(**seen, **rest)
 
     if any(tool.name == REPLY.name for tool in first.tools):
-        raise ConfigError(f"env '{setup.env}' has a tool called {REPLY.name}, which serve-env adds to answer the user")
+        raise ConfigError(
+            f"env '{setup.env}' has a tool called {REPLY.name}, which serve-env adds to answer"
+            " the user"
+        )
     app = create_fastapi_app(
         Served, action_type, CallToolObservation if calls else text_type, sessions, env_name=setup.env_name,
         reset_observation_cls=text_type, mode="simulation",

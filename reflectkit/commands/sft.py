@@ -1,8 +1,10 @@
-"""sft: supervised fine-tuning of one player with TRL's SFTTrainer, with the loss on the completions only.
+"""sft: supervised fine-tuning of one player with TRL's SFTTrainer, with the loss on the completions
+only.
 
-Rows are tokenised by the same functions as prompts at inference; a row that is too long is an error rather than cut
-off. A killed run resumes from its last trainer checkpoint with valid checksums. With `--processes N`, or under torchrun
-or `accelerate launch`, several processes train together, with the same result.
+Rows are tokenised by the same functions as prompts at inference; a row that is too long is an error
+rather than cut off. A killed run resumes from its last trainer checkpoint with valid checksums.
+With `--processes N`, or under torchrun or `accelerate launch`, several processes train together,
+with the same result.
 """
 
 from __future__ import annotations
@@ -28,10 +30,17 @@ from reflectkit.train.sft.resolve import resolve, resolve_rows
 EXAMPLES = (
     "reflectkit sft --env taxi --role reflection --max-steps 700",
     "reflectkit sft --env taxi --role reflection --typed",
-    "reflectkit sft --env taxi --role policy --model results/taxi-tiny/reflector/checkpoint-700 --task-file"
+    "reflectkit sft --env taxi --role policy --model results/taxi-tiny/reflector/checkpoint-700"
+    " --task-file"
     " data/taxi/both/sft_policy.jsonl",
-    "reflectkit sft --env taxi --role plain --model smollm2-135m --lora-r 16 --learning-rate 5e-4 --max-length 512",
-    "reflectkit sft --env taxi --role policy --model gpt2-xl --lora-r 16 --learning-rate 2e-4 --dtype bfloat16",
+    (
+        "reflectkit sft --env taxi --role plain --model smollm2-135m --lora-r 16 --learning-rate"
+        " 5e-4 --max-length 512"
+    ),
+    (
+        "reflectkit sft --env taxi --role policy --model gpt2-xl --lora-r 16 --learning-rate"
+        " 2e-4 --dtype bfloat16"
+    ),
 )
 TRAITS = Traits(trains=True, makes_arm=True)
 

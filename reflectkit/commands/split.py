@@ -1,9 +1,9 @@
-"""split: divide the problems into train, validate and test, 7:2:1 or as asked, keeping each group (a start state, a
-repository, a game) in one split.
+"""split: divide the problems into train, validate and test, 7:2:1 or as asked, keeping each group
+(a start state, a repository, a game) in one split.
 
-If tasks are set in rooms, some rooms can be held out first with all their tasks. A problem that comes with a split of
-its own, as a benchmark's, stays in it, except with `--by question`. A file of problems is never replaced by an empty
-one.
+If tasks are set in rooms, some rooms can be held out first with all their tasks. A problem that
+comes with a split of its own, as a benchmark's, stays in it, except with `--by question`. A file of
+problems is never replaced by an empty one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from pydantic import field_validator, model_validator
 from reflectkit.commands import Traits
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report, Table
-from reflectkit.data.problems import SHARES, Record, levels_by_group, read_records, record_to_json, split_groups
+from reflectkit.data.problems import (
+    SHARES,
+    Record,
+    levels_by_group,
+    read_records,
+    record_to_json,
+    split_groups,
+)
 from reflectkit.env import Taskset
 from reflectkit.envs import ENV_HELP, PROBLEMS, RECORDS, SPLITS, env_class, split_of
 from reflectkit.envs.setup import EnvSetup, problem_settings
@@ -49,16 +56,22 @@ class SplitConfig(Config):
     settings: Any = problem_settings("env")
     task_file: Path | None = option(
         None,
-        help=f"Records to split; default: {RECORDS} in the env's data folder; before there are any, {PROBLEMS} or the"
+        help=f"Records to split; default: {RECORDS} in the env's data folder; before there are any,"
+        f" {PROBLEMS} or the"
         " env's own list.",
     )
     by: Literal["", "group", "repo", "question"] = option(
-        "", help="Unit to keep in one split: group (a start state), repo or question; default: the env's own."
+        "",
+        help=(
+            "Unit to keep in one split: group (a start state), repo or question; default: the"
+            " env's own."
+        ),
     )
     ratio: str = option("7:2:1", help="Shares of train, validate and test.")
     unseen_rooms: float = option(
         0.0,
-        help="If problems are set in rooms, as in alfworld: share of each kind of room (at least one) whose problems"
+        help="If problems are set in rooms, as in alfworld: share of each kind of room (at least one)"
+        " whose problems"
         " all go to unseen.json; 0: none.",
         ge=0,
         le=1,
@@ -95,8 +108,14 @@ class SplitConfig(Config):
 
     @property
     def source(self) -> Path | None:
-        """The file to split; None for an env that lists its own problems, before there are records of them."""
-        places = [self.task_file] if self.task_file else [self.folder / name for name in (RECORDS, PROBLEMS)]
+        """The file to split; None for an env that lists its own problems, before there are records
+        of them.
+        """
+        places = (
+            [self.task_file]
+            if self.task_file
+            else [self.folder / name for name in (RECORDS, PROBLEMS)]
+        )
         found = next((place for place in places if place.exists()), None)
         return found or (None if self.taskset.has("tasks") and not self.task_file else places[0])
 
@@ -112,8 +131,8 @@ CONFIG = SplitConfig
 def run(config: SplitConfig, progress: Progress) -> Report:
     """Write `{train,validate,test}.json`.
 
-    By repository the splits hold about --ratio of the questions. Otherwise groups with demonstrations and groups
-    without are each split in this ratio.
+    By repository the splits hold about --ratio of the questions. Otherwise groups with
+    demonstrations and groups without are each split in this ratio.
     """
     source, kind, taskset = config.source, env_class(config.env), config.taskset
     if source is not None:
@@ -125,16 +144,24 @@ def run(config: SplitConfig, progress: Progress) -> Report:
         if current.done:
             return current.done
         if source is None:
-            records = [Record(task, ()) for level in kind.levels for task in config.setup.listed(level)]
+            records = [
+                Record(task, ()) for level in kind.levels for task in config.setup.listed(level)
+            ]
         else:
             records = read_records(source, kind.name)
         by = config.by or taskset.split_by[0]
-        group_of = {record.task.id: record.task.id if by == "question" else record.task.group for record in records}
+        group_of = {
+            record.task.id: record.task.id if by == "question" else record.task.group
+            for record in records
+        }
         room_of = {record.task.id: taskset.room_of(record.task) for record in records}
         unseen = _unseen_rooms(set(room_of.values()), config, source)
         held_out = [record for record in records if room_of[record.task.id] in unseen]
         records = [record for record in records if room_of[record.task.id] not in unseen]
-        own = {record.task.id: "" if by == "question" else split_of(config.env, record.task) for record in records}
+        own = {
+            record.task.id: "" if by == "question" else split_of(config.env, record.task)
+            for record in records
+        }
         free = [record for record in records if not own[record.task.id]]
         chance, kinds = generator(config.run.seed, "split"), ""
         if by == "repo":
@@ -155,13 +182,20 @@ def run(config: SplitConfig, progress: Progress) -> Report:
             parts[own[record.task.id] or name_of_group[group_of[record.task.id]]].append(record)
         for name, part in parts.items():
             if not part:
-                _refuse_emptying(config, config.folder / f"{name}.json", source, come_with_splits=not free)
+                _refuse_emptying(
+                    config, config.folder / f"{name}.json", source, come_with_splits=not free
+                )
         if by == "repo":
             wanted = [len(records) * share / sum(config.shares) for share in config.shares]
-            off = max(abs(len(part) - share) for part, share in zip(parts.values(), wanted, strict=True))
+            off = max(
+                abs(len(part) - share) for part, share in zip(parts.values(), wanted, strict=True)
+            )
             if off > len(records) / 10:
                 found = ":".join(str(len(part)) for part in parts.values())
-                progress.news(f"whole repositories make {found} questions, not {config.ratio}; try --by question")
+                progress.news(
+                    f"whole repositories make {found} questions, not {config.ratio}; try --by"
+                    " question"
+                )
         # the rooms of an earlier split may be in this one's training split
         (config.folder / f"{UNSEEN}.json").unlink(missing_ok=True)
         outputs, rows, figures = [], [], {}
@@ -175,8 +209,13 @@ def run(config: SplitConfig, progress: Progress) -> Report:
             rows.append((name, str(len(groups)), str(len(part)), str(demonstrated)))
             if not part:
                 number = pluralize(len(name_of_group), "group")
-                too_few = f"{config.ratio} needs more than {number}{kinds}; use another --ratio, or smaller groups"
-                progress.news(f"{path} has no tasks: {too_few if free else 'none comes with this split'}")
+                too_few = (
+                    f"{config.ratio} needs more than {number}{kinds}; use another --ratio, or"
+                    " smaller groups"
+                )
+                progress.news(
+                    f"{path} has no tasks: {too_few if free else 'none comes with this split'}"
+                )
         headings = ("split", "groups", "tasks", "with demonstration")
         current.tables.append(Table(f"Split of {source or kind.name}", headings, tuple(rows)))
         return current.finish(figures, outputs)
@@ -191,14 +230,16 @@ def split_weighted(
     ----------
     sizes: group → how many problems it has.
 
-    Groups are assigned from largest to smallest, in random order within a size, to the split that lacks most of its
-    share. With three or more groups, no split stays empty.
+    Groups are assigned from largest to smallest, in random order within a size, to the split that
+    lacks most of its share. With three or more groups, no split stays empty.
     """
     groups = sorted(sizes)
     generator.shuffle(groups)
     groups.sort(key=lambda group: -sizes[group])
     total = sum(sizes.values())
-    targets = {name: total * share / sum(shares) for name, share in zip(SPLITS, shares, strict=True)}
+    targets = {
+        name: total * share / sum(shares) for name, share in zip(SPLITS, shares, strict=True)
+    }
     assigned_sizes = dict.fromkeys(SPLITS, 0)
     assigned: dict[str, str] = {}
     for place, group in enumerate(groups):
@@ -210,20 +251,29 @@ def split_weighted(
     return assigned
 
 
-def _refuse_emptying(config: SplitConfig, path: Path, source: Path | None, *, come_with_splits: bool) -> None:
+def _refuse_emptying(
+    config: SplitConfig, path: Path, source: Path | None, *, come_with_splits: bool
+) -> None:
     """Raises ConfigError if `path`, which would get no problems, has some."""
     if not path.is_file() or not (kept := len(read_json(path))):
         return
-    why = "whose problems come with their splits" if come_with_splits else f"with --ratio {config.ratio}"
+    why = (
+        "whose problems come with their splits"
+        if come_with_splits
+        else f"with --ratio {config.ratio}"
+    )
     by_question = "question" in config.taskset.split_by and config.by != "question"
     other = "add --by question" if by_question else "use another --ratio"
     raise ConfigError(
-        f"{path} has {pluralize(kept, 'problem')} and would get none from {source or config.env}, {why};"
+        f"{path} has {pluralize(kept, 'problem')} and would get none from"
+        f" {source or config.env}, {why};"
         f" {other}, or move that file away"
     )
 
 
-def _unseen_rooms(rooms: AbstractSet[str], config: SplitConfig, source: Path | None) -> frozenset[str]:
+def _unseen_rooms(
+    rooms: AbstractSet[str], config: SplitConfig, source: Path | None
+) -> frozenset[str]:
     """The held-out rooms. rooms: those of all problems; "" for a problem without one.
 
     Raises ConfigError for tasks that are set in none, DataError where no room is left.
@@ -240,6 +290,9 @@ def _unseen_rooms(rooms: AbstractSet[str], config: SplitConfig, source: Path | N
     if unseen == rooms:
         raise DataError(
             source or config.env,
-            f"--unseen-rooms {config.unseen_rooms:g} holds out every room, {len(rooms)} in all; use a smaller share",
+            (
+                f"--unseen-rooms {config.unseen_rooms:g} holds out every room, {len(rooms)} in"
+                " all; use a smaller share"
+            ),
         )
     return frozenset(unseen)

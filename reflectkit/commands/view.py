@@ -23,8 +23,14 @@ from reflectkit.text import distinct_names
 
 EXAMPLES = (
     "reflectkit view results/taxi-tiny/evaluation --open",
-    "reflectkit view results/alfworld-tiny/evaluation results/alfworld-tiny/evaluation-rooms --out compare.html",
-    "reflectkit view results/taxi-tiny/evaluation --inspect --out logs && inspect view --log-dir logs",
+    (
+        "reflectkit view results/alfworld-tiny/evaluation results/alfworld-tiny/evaluation-rooms"
+        " --out compare.html"
+    ),
+    (
+        "reflectkit view results/taxi-tiny/evaluation --inspect --out logs && inspect view"
+        " --log-dir logs"
+    ),
 )
 MINOR = ("seed",)  # nothing is random
 EPISODES = "episodes.jsonl"
@@ -37,21 +43,35 @@ class ViewConfig(Config):
 
     paths: tuple[Path, ...] = option(
         (),
-        help="Runs, folders of runs, or files of episodes; default: the run --name, or the results folder.",
+        help=(
+            "Runs, folders of runs, or files of episodes; default: the run --name, or the"
+            " results folder."
+        ),
         argument=True,
     )
     out: Path | None = option(
-        None, help="Page to write, or with --inspect a folder; default: view.html beside what is shown first."
+        None,
+        help=(
+            "Page to write, or with --inspect a folder; default: view.html beside what is shown"
+            " first."
+        ),
     )
     inspect: bool = option(
-        False, help="Write eval logs for `inspect view` instead; default folder: inspect, at the same place."
+        False,
+        help=(
+            "Write eval logs for `inspect view` instead; default folder: inspect, at the same"
+            " place."
+        ),
     )
     open: bool = option(False, help="Open the page in the browser.")
     run: RunConfig = RunConfig()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        refuse(self.inspect and self.open, "--open opens the page, but --inspect writes none; leave one out")
+        refuse(
+            self.inspect and self.open,
+            "--open opens the page, but --inspect writes none; leave one out",
+        )
         page = self.out is None or self.inspect or self.out.suffix in (".html", ".htm")
         refuse(not page, f"--out {self.out}: write a .html")
         return self
@@ -61,16 +81,25 @@ CONFIG = ViewConfig
 
 
 def run(config: ViewConfig, progress: Progress) -> Report:
-    """Write the page, or the logs. Raises DataError if a path is missing, has no episodes, or is damaged."""
+    """Write the page, or the logs. Raises DataError if a path is missing, has no episodes, or is
+    damaged.
+    """
     paths = config.paths or (config.run.results_dir / config.run.name,)
     files = episode_files(paths)
     folder = paths[0] if paths[0].is_dir() else paths[0].parent
     places = [file.parent if file.name == EPISODES else file for file in files]
     sources = [
-        Source(name, str(place), _beside(file, "config.json", "settings", {}), _beside(file, "eval.json", "rows", []))
+        Source(
+            name,
+            str(place),
+            _beside(file, "config.json", "settings", {}),
+            _beside(file, "eval.json", "rows", []),
+        )
         for file, place, name in zip(files, places, distinct_names(places), strict=True)
     ]
-    with progress.bar("Reading episodes, in kB", sum(file.stat().st_size for file in files) // KILOBYTE) as bar:
+    with progress.bar(
+        "Reading episodes, in kB", sum(file.stat().st_size for file in files) // KILOBYTE
+    ) as bar:
         episodes = _episodes(files, bar)
         target = config.out or folder / ("inspect" if config.inspect else "view.html")
         if config.inspect:
@@ -84,14 +113,25 @@ def run(config: ViewConfig, progress: Progress) -> Report:
             raise DataError(files[0], f"holds no episode; {MADE_BY}")
     if config.open and not webbrowser.open(outputs[0].resolve().as_uri()):
         progress.news(f"no browser could be opened; open {outputs[0]} in one")
-    return Report("view", target if config.inspect else folder, {"episodes": count, "runs": len(files)}, tuple(outputs))
+    return Report(
+        "view",
+        target if config.inspect else folder,
+        {"episodes": count, "runs": len(files)},
+        tuple(outputs),
+    )
 
 
 def episode_files(paths: Sequence[Path]) -> list[Path]:
-    """The files of episodes at or below `paths`, each once, in order. Links in folders are not followed."""
+    """The files of episodes at or below `paths`, each once, in order. Links in folders are not
+    followed.
+    """
     found: dict[Path, Path] = {}
     for path in paths:
-        files = [file for file in visible_files(path) if file.name == EPISODES] if path.is_dir() else [path]
+        files = (
+            [file for file in visible_files(path) if file.name == EPISODES]
+            if path.is_dir()
+            else [path]
+        )
         if not files or not files[0].is_file():
             raise DataError(path, f"holds no {EPISODES}; {MADE_BY}")
         for file in files:
@@ -100,13 +140,19 @@ def episode_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def _beside(file: Path, name: str, key: str, default: Any) -> Any:
-    """The entry `key` of the run's other file `name`, with infinite numbers as text; `default` if there is none."""
+    """The entry `key` of the run's other file `name`, with infinite numbers as text; `default` if
+    there is none.
+    """
     path = file.with_name(name)
     if file.name != EPISODES or not path.is_file():
         return default
     value = read_json(path)
     entry = value.get(key) if isinstance(value, dict) else None
-    return json.loads(json.dumps(entry), parse_constant=str) if isinstance(entry, type(default)) else default
+    return (
+        json.loads(json.dumps(entry), parse_constant=str)
+        if isinstance(entry, type(default))
+        else default
+    )
 
 
 def _episodes(files: Sequence[Path], bar: Bar) -> Iterator[tuple[int, Played]]:
@@ -124,7 +170,10 @@ def _episodes(files: Sequence[Path], bar: Bar) -> Iterator[tuple[int, Played]]:
 
 
 def _write_logs(
-    folder: Path, sources: Sequence[Source], files: Sequence[Path], episodes: Iterator[tuple[int, Played]]
+    folder: Path,
+    sources: Sequence[Source],
+    files: Sequence[Path],
+    episodes: Iterator[tuple[int, Played]],
 ) -> tuple[int, list[Path]]:
     """Write one log for each run, player, env and level."""
     logs: dict[tuple[int, str, str, str], list[Played]] = {}

@@ -1,7 +1,8 @@
 """Demonstrations: which episodes become some, and what replaying them gives.
 
-`--states-of` is one round of DAgger (Ross, Gordon and Bagnell 2011, AISTATS 15:627): imitation learning knows only the
-states that its teacher visits; DAgger adds those that the learner visits, labelled by the teacher.
+`--states-of` is one round of DAgger (Ross, Gordon and Bagnell 2011, AISTATS 15:627): imitation
+learning knows only the states that its teacher visits; DAgger adds those that the learner visits,
+labelled by the teacher.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from reflectkit.agents.scripted import Marker, Relabel, Replay
 from reflectkit.config import flag
 from reflectkit.console import Progress
 from reflectkit.data.episodes import read_episodes
-from reflectkit.data.problems import VISITED, Demonstration, Note, Record, Step, from_trajectory, read_records
+from reflectkit.data.problems import (
+    VISITED,
+    Demonstration,
+    Note,
+    Record,
+    Step,
+    from_trajectory,
+    read_records,
+)
 from reflectkit.data.sft_rows import Lesson, lessons
 from reflectkit.env import LIKELY, SUCCEEDS, Agent, Context, Env, Teacher
 from reflectkit.envs.setup import EnvSetup, not_repeatable
@@ -46,12 +55,12 @@ def add_demonstrations(
     *,
     only_successes: bool = False,
 ) -> list[float]:
-    """Add the episodes that demonstrate something to `demonstrations`, by task; returns the rewards of those that
-    `min_reward` leaves out.
+    """Add the episodes that demonstrate something to `demonstrations`, by task; returns the rewards
+    of those that `min_reward` leaves out.
 
-    A negative one must contain a mistake and its correction, and differ from the others. make: for episodes of a chat
-    teacher, an env that marks its mistakes; None for the oracle's, which are marked. only_successes: leave out all
-    others.
+    A negative one must contain a mistake and its correction, and differ from the others. make: for
+    episodes of a chat teacher, an env that marks its mistakes; None for the oracle's, which are
+    marked. only_successes: leave out all others.
     """
     low = []
     for (label, _, task), trajectory in zip(planned, played, strict=True):
@@ -63,7 +72,9 @@ def add_demonstrations(
             continue
         if not teacher.is_demonstration(trajectory) or (only_successes and not trajectory.success):
             continue
-        if make is not None and (teacher.has("note") or any(turn.observation.tools for turn in trajectory.turns)):
+        if make is not None and (
+            teacher.has("note") or any(turn.observation.tools for turn in trajectory.turns)
+        ):
             trajectory = mark_mistakes(trajectory, make)
         notes = [turn.decision.note for turn in trajectory.turns]
         before = demonstrations.setdefault(task.id, [])
@@ -110,29 +121,45 @@ Visit = tuple[str, int, tuple[Step, ...]]
 
 
 def read_visits(path: Path, env: str, player: str) -> list[Visit]:
-    """The episodes of an episodes.jsonl, or the demonstrations in a JSON file. player: whose; "" if there is one.
+    """The episodes of an episodes.jsonl, or the demonstrations in a JSON file. player: whose; "" if
+    there is one.
 
-    Raises DataError: the file is malformed, or has no episode that can be replayed. ConfigError: there are several
-    players, or none of that name.
+    Raises DataError: the file is malformed, or has no episode that can be replayed. ConfigError:
+    there are several players, or none of that name.
     """
     visits: list[Visit] = []
     if path.suffix == ".json":
         for record in read_records(path, env):
             for item in record.trajectories:
-                visits.append((record.task.id, item.seed, tuple(Step("", step.cmd) for step in item.trajectory)))
+                visits.append(
+                    (
+                        record.task.id,
+                        item.seed,
+                        tuple(Step("", step.cmd) for step in item.trajectory),
+                    )
+                )
     else:
-        episodes = [episode for episode in read_episodes(path) if episode.status != Status.ABORTED.value]
+        episodes = [
+            episode for episode in read_episodes(path) if episode.status != Status.ABORTED.value
+        ]
         names = list(dict.fromkeys(episode.name for episode in episodes))
         if player and player not in names:
             raise ConfigError(f"{flag('player')} {player}: {path} has only {', '.join(names)}")
         if not player and len(names) > 1:
-            raise ConfigError(f"{path} has episodes of {', '.join(names)}; choose one with {flag('player')}")
+            raise ConfigError(
+                f"{path} has episodes of {', '.join(names)}; choose one with {flag('player')}"
+            )
         for episode in episodes:
             if player in ("", episode.name):
                 said = [turn.said for turn in episode.turns]
                 if not episode.seed.isdecimal() or None in said:
-                    raise DataError(path, f"an episode of {episode.task} has no seed, or a turn without its action")
-                visits.append((episode.task, int(episode.seed), tuple(Step("", text or "") for text in said)))
+                    raise DataError(
+                        path,
+                        f"an episode of {episode.task} has no seed, or a turn without its action",
+                    )
+                visits.append(
+                    (episode.task, int(episode.seed), tuple(Step("", text or "") for text in said))
+                )
     visits = [visit for visit in visits if visit[2]]
     if not visits:
         raise DataError(path, "has no episode with an action")
@@ -140,10 +167,11 @@ def read_visits(path: Path, env: str, player: str) -> list[Visit]:
 
 
 def hindsight_lessons(path: Path) -> list[Lesson]:
-    """What the episodes of an episodes.jsonl show in hindsight, as answers to the questions that every env can be
-    asked: what was done in successful ones, and whether they were successful.
+    """What the episodes of an episodes.jsonl show in hindsight, as answers to the questions that
+    every env can be asked: what was done in successful ones, and whether they were successful.
 
-    Raises DataError: the file is malformed, or says of no episode with choices whether it succeeded.
+    Raises DataError: the file is malformed, or says of no episode with choices whether it
+    succeeded.
     """
     found: list[Lesson] = []
     for episode in read_episodes(path):
@@ -155,7 +183,9 @@ def hindsight_lessons(path: Path) -> list[Lesson]:
             answers: dict[str, tuple[float, ...]] = {}
             answers[SUCCEEDS.name] = float(episode.success), float(not episode.success)
             if episode.success:
-                answers[LIKELY.name] = tuple(float(index == turn.action) for index in range(len(turn.choices)))
+                answers[LIKELY.name] = tuple(
+                    float(index == turn.action) for index in range(len(turn.choices))
+                )
             observation = Observation((Message("user", turn.seen),), tuple(turn.choices))
             found.append(Lesson(observation, "", turn.said or "", "positive", answers=answers))
     if not found:
@@ -171,17 +201,17 @@ def relabel(
     states: int,
     on_end: Callable[[int], None],
 ) -> dict[str, list[Demonstration]]:
-    """Demonstrations of `visits` by task id, in that order, until they have `states` steps (0: all).
+    """Demonstrations of `visits` by task id, in that order, until they have `states` steps (0:
+    all).
 
-    Each step has the oracle's reflection on its state; where the action was a mistake, also the oracle's action, if
-    actions are chosen from a list. A demonstration ends where the episode comes back to what it has already shown.
+    Each step has the oracle's reflection on its state; where the action was a mistake, also the
+    oracle's action, if actions are chosen from a list. A demonstration ends where the episode comes
+    back to what it has already shown.
 
     make: an env with that horizon. on_end: called with the steps of each.
 
-    Raises
-    ------
-    DataError: a visit's task is not among `tasks`, or the env does not offer a recorded action. EnvironmentFailure: the
-    env failed.
+    Raises ------ DataError: a visit's task is not among `tasks`, or the env does not offer a
+    recorded action. EnvironmentFailure: the env failed.
     """
     found: dict[str, list[Demonstration]] = {}
     total = 0
@@ -189,17 +219,23 @@ def relabel(
         if states and total >= states:
             break
         if task not in tasks:
-            raise DataError(task, "is not among the training problems; evaluate with --task-file train.json")
+            raise DataError(
+                task, "is not among the training problems; evaluate with --task-file train.json"
+            )
         agent = Relabel(actions, f"episode of {task}")
         played = _play(tasks[task], seed, partial(make, len(actions)), agent, task)
         shown = [turn.observation.text for turn in played.turns]
         steps: list[Step] = []
-        for number, (turn, wrong, best) in enumerate(zip(played.turns, agent.mistakes(), agent.best, strict=True)):
+        for number, (turn, wrong, best) in enumerate(
+            zip(played.turns, agent.mistakes(), agent.best, strict=True)
+        ):
             if shown[number] in shown[:number] or (states and total + len(steps) == states):
                 break
             before = bool(steps) and steps[-1].note == "mistake"
             note: Note = "mistake" if wrong else "correction" if before else "positive"
-            steps.append(Step(turn.decision.reflection or "", turn.action_text, note, best if wrong else ""))
+            steps.append(
+                Step(turn.decision.reflection or "", turn.action_text, note, best if wrong else "")
+            )
         own = found.setdefault(task, [])
         own.append(Demonstration(model_name, f"{VISITED}{len(own)}", seed, tuple(steps)))
         total += len(steps)
@@ -208,7 +244,8 @@ def relabel(
 
 
 def drawn_records(setup: EnvSetup, seed: int, source: Path, demonstrations: int) -> list[Record]:
-    """The records of `source`; only those of `demonstrations` problems (0: all) keep their demonstrations.
+    """The records of `source`; only those of `demonstrations` problems (0: all) keep their
+    demonstrations.
 
     The first ones drawn are the same for every number. Raises ConfigError, DataError.
     """
@@ -219,11 +256,15 @@ def drawn_records(setup: EnvSetup, seed: int, source: Path, demonstrations: int)
     having = [record.task.id for record in records if record.trajectories]
     if demonstrations > len(having):
         raise ConfigError(
-            f"--demonstrations is {demonstrations}, and {source} has {pluralize(len(having), 'problem')} with some;"
+            f"--demonstrations is {demonstrations}, and {source} has"
+            f" {pluralize(len(having), 'problem')} with some;"
             " lower it"
         )
     chosen = set(generator(seed, "demonstrations").sample(having, len(having))[:demonstrations])
-    return [record if record.task.id in chosen else replace(record, trajectories=()) for record in records]
+    return [
+        record if record.task.id in chosen else replace(record, trajectories=())
+        for record in records
+    ]
 
 
 def replayed_lessons(
@@ -238,12 +279,12 @@ def replayed_lessons(
 ) -> tuple[list[Lesson], Counter[str]]:
     """The lessons of the demonstrations, and the number of omitted demonstrations by fault.
 
-    answer: the form of an answer for a choice, "label" or "text". repeats: replays of each demonstration. typed: with
-    the teacher's answers to the env's questions.
+    answer: the form of an answer for a choice, "label" or "text". repeats: replays of each
+    demonstration. typed: with the teacher's answers to the env's questions.
 
-    Each demonstration is replayed as recorded. A negative one gives only its correction; its other steps are in the
-    positive one. Raises DataError if the env disagrees with a record, ConfigError if it shows something else each time,
-    EnvironmentFailure.
+    Each demonstration is replayed as recorded. A negative one gives only its correction; its other
+    steps are in the positive one. Raises DataError if the env disagrees with a record, ConfigError
+    if it shows something else each time, EnvironmentFailure.
     """
     steps: list[Lesson] = []
     unchecked = REPLAYED_TWICE
@@ -253,22 +294,29 @@ def replayed_lessons(
             for record in records:
                 for demonstration in record.trajectories:
                     try:
-                        played = _replayed(setup, source, record.task, demonstration, repeat, typed=typed)
+                        played = _replayed(
+                            setup, source, record.task, demonstration, repeat, typed=typed
+                        )
                     except DataError as error:
-                        if error.field == "cmd" and setup.kind.teacher_type.drops_choices(setup.settings):
+                        if error.field == "cmd" and setup.kind.teacher_type.drops_choices(
+                            setup.settings
+                        ):
                             continue
                         raise
                     if unchecked:
                         unchecked -= 1
                         again = _replayed(setup, source, record.task, demonstration, repeat)
-                        for number, (turn, other) in enumerate(zip(played.turns, again.turns, strict=True)):
+                        for number, (turn, other) in enumerate(
+                            zip(played.turns, again.turns, strict=True)
+                        ):
                             if (turn.observation, turn.reward) != (other.observation, other.reward):
                                 raise not_repeatable(setup.env_name, record.task.id, number)
                     replayed = lessons([played.turns], answer)
                     if demonstration.visited:
                         for lesson, step in zip(replayed, demonstration.trajectory, strict=True):
                             choices = lesson.observation.choices
-                            if step.note == "mistake" and step.best in choices:  # the teacher's action, as a correction
+                            # The teacher's action, as a correction
+                            if step.note == "mistake" and step.best in choices:
                                 right = answers(choices, lesson.form)[choices.index(step.best)]
                                 lesson = replace(lesson, completion=right, note="correction")
                             steps.append(lesson)
@@ -289,9 +337,13 @@ class AnsweringReplay(Replay):
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The next recorded step. Raises DataError."""
         decision = await super().decide(observation, context)
-        options_of = {asked.name: asked.options or observation.choices for asked in context.env.questions()}
+        options_of = {
+            asked.name: asked.options or observation.choices for asked in context.env.questions()
+        }
         answers = {
-            name: tuple(float(index in right) / len(right) for index in range(len(options_of[name])))
+            name: tuple(
+                float(index in right) / len(right) for index in range(len(options_of[name]))
+            )
             for name, right in context.env.teacher().answers().items()
             if right and options_of.get(name)
         }
@@ -299,7 +351,13 @@ class AnsweringReplay(Replay):
 
 
 def _replayed(
-    setup: EnvSetup, source: Path, task: Task, demonstration: Demonstration, repeat: int, *, typed: bool = False
+    setup: EnvSetup,
+    source: Path,
+    task: Task,
+    demonstration: Demonstration,
+    repeat: int,
+    *,
+    typed: bool = False,
 ) -> Trajectory:
     """Replay one demonstration. Raises DataError if the env disagrees with the record."""
     where, steps = f"{source}, task '{task.id}'", demonstration.trajectory
@@ -311,7 +369,8 @@ def _replayed(
     if len(played.turns) < len(steps):
         raise DataError(
             where,
-            f"the episode ends at step {len(played.turns)} of {len(steps)} recorded; make the demonstrations again, and"
+            f"the episode ends at step {len(played.turns)} of {len(steps)} recorded; make the"
+            " demonstrations again, and"
             " let the env draw from random.Random(seed) only",
         )
     return played

@@ -1,18 +1,19 @@
 """Played episodes, stored for viewing and comparing: one line of `episodes.jsonl` each.
 
-A line is `{name, env, level, task, group, cluster, seed, status, success, return, reason, figures, forecasts, data,
-unfit, illegal, unreadable, price_usd, turns, ending}`. A turn is `{seen, reflection, choices, probabilities, answers,
-action, said, reward, value, advantage, tokens, thoughts, cut, illegal, unreadable, info}`. Unknown values are left
-out. first_value: the critic's, of the first state. forecasts: what was foretold, by kind, each with the numbers of
-`evals.calibration.Forecast`. answers: to other questions about the state, the probability of each option. cluster: what
-the task is about, as defined by its env; tasks of one cluster are not independent. unfit: the episode ended because no
-answer was a legal action. illegal, unreadable: how many answers, in the turn or at that end, were not a legal action or
-not in the requested format.
+A line is `{name, env, level, task, group, cluster, seed, status, success, return, reason, figures,
+forecasts, data, unfit, illegal, unreadable, price_usd, turns, ending}`. A turn is `{seen,
+reflection, choices, probabilities, answers, action, said, reward, value, advantage, tokens,
+thoughts, cut, illegal, unreadable, info}`. Unknown values are left out. first_value: the critic's,
+of the first state. forecasts: what was foretold, by kind, each with the numbers of
+`evals.calibration.Forecast`. answers: to other questions about the state, the probability of each
+option. cluster: what the task is about, as defined by its env; tasks of one cluster are not
+independent. unfit: the episode ended because no answer was a legal action. illegal, unreadable: how
+many answers, in the turn or at that end, were not a legal action or not in the requested format.
 
-In a conversation, a turn has `{messages, anew, calls}` instead of `seen`: the messages since the turn before, each
-`{role, content, name}`, and the agent's calls, each `{name, arguments}`. The agent's own message is left out where the
-turn before says the same. anew: these are all messages, because the env changed what it showed before. ending: the
-messages after the last turn.
+In a conversation, a turn has `{messages, anew, calls}` instead of `seen`: the messages since the
+turn before, each `{role, content, name}`, and the agent's calls, each `{name, arguments}`. The
+agent's own message is left out where the turn before says the same. anew: these are all messages,
+because the env changed what it showed before. ending: the messages after the last turn.
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    field_validator,
+)
 
 from reflectkit.errors import DataError
 from reflectkit.jsonl import lines, read_jsonl
@@ -35,18 +44,26 @@ from reflectkit.types import LARGEST, Decision, Observation, ToolUse, Trajectory
 def episode_to_json(
     name: str, trajectory: Trajectory, advantages: Sequence[float] | None = None, cluster: str = ""
 ) -> dict[str, Any]:
-    """The episode as JSON values. name: the player's. advantages: one per turn, if known. cluster: the task's."""
+    """The episode as JSON values. name: the player's. advantages: one per turn, if known. cluster:
+    the task's.
+    """
     earlier = (None, *trajectory.turns[:-1])
     turns = [_turn(turn, before) for turn, before in zip(trajectory.turns, earlier, strict=False)]
     last = trajectory.unexecuted_decision or Decision(0)
     illegal, unreadable = last.illegal, last.unreadable
     for turn, advantage in zip(turns, advantages or (), strict=False):
         turn["advantage"] = advantage
-    lengths = [turn.decision.comment_tokens for turn in trajectory.turns if turn.decision.comment_tokens is not None]
+    lengths = [
+        turn.decision.comment_tokens
+        for turn in trajectory.turns
+        if turn.decision.comment_tokens is not None
+    ]
     comments = {"comment_tokens": fmean(lengths)} if lengths else {}
     ending: list[Any] = []
     if trajectory.final is not None and trajectory.final.replies:
-        ending = _new_messages(trajectory.final, trajectory.turns[-1] if trajectory.turns else None)["messages"]
+        ending = _new_messages(
+            trajectory.final, trajectory.turns[-1] if trajectory.turns else None
+        )["messages"]
     row = {
         "name": name,
         "env": trajectory.task.env,
@@ -81,12 +98,17 @@ def _turn(turn: Turn, before: Turn | None) -> dict[str, Any]:
         offered = turn.observation.tools
         if offered and (before is None or offered != before.observation.tools):
             shown["tools"] = tools_text(offered)
-        shown["calls"] = [{"name": call.name, "arguments": call.arguments} for call in calls] or None
+        shown["calls"] = [
+            {"name": call.name, "arguments": call.arguments} for call in calls
+        ] or None
     row = shown | {
         "reflection": decision.reflection,
         "choices": list(turn.observation.choices) or None,
         "probabilities": [round(share, 5) for share in decision.probabilities] or None,
-        "answers": {name: [round(share, 5) for share in shares] for name, shares in decision.answers.items()} or None,
+        "answers": {
+            name: [round(share, 5) for share in shares] for name, shares in decision.answers.items()
+        }
+        or None,
         "action": decision.action if isinstance(decision.action, int) else None,
         "said": turn.action_text,
         "reward": turn.reward,
@@ -102,18 +124,23 @@ def _turn(turn: Turn, before: Turn | None) -> dict[str, Any]:
 
 
 def _new_messages(observation: Observation, before: Turn | None) -> dict[str, Any]:
-    """The messages of `observation` since the turn `before`, so that a line grows with the conversation and not with
-    its square.
+    """The messages of `observation` since the turn `before`, so that a line grows with the
+    conversation and not with its square.
     """
     messages, anew = observation.messages, False
     if before is not None:
         earlier = before.observation.messages
         anew = messages[: len(earlier)] != earlier
         messages = messages if anew else messages[len(earlier) :]
-        if not anew and messages and (messages[0].role, messages[0].content) == ("assistant", before.action_text):
+        if (
+            not anew
+            and messages
+            and (messages[0].role, messages[0].content) == ("assistant", before.action_text)
+        ):
             messages = messages[1:]
     rows = [
-        {"role": each.role, "content": each.content} | ({"name": each.name} if each.name else {}) for each in messages
+        {"role": each.role, "content": each.content} | ({"name": each.name} if each.name else {})
+        for each in messages
     ]
     return {"messages": rows, "anew": anew or None}
 
@@ -155,8 +182,8 @@ class PlayedCall(EpisodePart):
 
 
 class PlayedTurn(EpisodePart):
-    """One turn of an episode. reward, value and advantage are in the env's unit; choices and probabilities have one
-    item for each legal action (K).
+    """One turn of an episode. reward, value and advantage are in the env's unit; choices and
+    probabilities have one item for each legal action (K).
     """
 
     seen: str | None = None
@@ -177,7 +204,9 @@ class PlayedTurn(EpisodePart):
 
     @field_validator("probabilities")
     @classmethod
-    def _one_each(cls, probabilities: list[float] | None, known: ValidationInfo) -> list[float] | None:
+    def _one_each(
+        cls, probabilities: list[float] | None, known: ValidationInfo
+    ) -> list[float] | None:
         choices = known.data.get("choices")
         if choices and probabilities and len(choices) != len(probabilities):
             raise ValueError(f"there are {len(probabilities)} for {len(choices)} choices")
@@ -206,10 +235,13 @@ class Played(EpisodePart):
     ending: list[PlayedMessage] = []
 
 
-def read_episodes(path: Path, on_line: Callable[[int], None] = lambda size: None) -> Iterator[Played]:
+def read_episodes(
+    path: Path, on_line: Callable[[int], None] = lambda size: None
+) -> Iterator[Played]:
     """The episodes in `path`, one in memory at a time. on_line: gets each line's size.
 
-    Integers that JavaScript cannot represent, and infinite numbers, become text where any JSON value may stand.
+    Integers that JavaScript cannot represent, and infinite numbers, become text where any JSON
+    value may stand.
 
     Raises DataError: a line is not an episode; the error names it.
     """
@@ -218,13 +250,20 @@ def read_episodes(path: Path, on_line: Callable[[int], None] = lambda size: None
             row = json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_refuse)
         except json.JSONDecodeError as error:
             cut = " (the line looks cut off)" if error.pos >= len(text.rstrip()) - 1 else ""
-            raise DataError(path, f"not JSON: {error.msg}{cut}; fix or delete the line", line=number) from None
+            raise DataError(
+                path, f"not JSON: {error.msg}{cut}; fix or delete the line", line=number
+            ) from None
         except (RecursionError, ValueError) as error:
-            raise DataError(path, f"unreadable JSON: {error}; fix or delete the line", line=number) from None
+            raise DataError(
+                path, f"unreadable JSON: {error}; fix or delete the line", line=number
+            ) from None
         if not isinstance(row, dict) or not isinstance(row.get("turns"), list):
             raise DataError(
                 path,
-                "is not an episode; `view` shows the episodes.jsonl that `evaluate` writes, or its folder",
+                (
+                    "is not an episode; `view` shows the episodes.jsonl that `evaluate` writes,"
+                    " or its folder"
+                ),
                 line=number,
             )
         yield from_json(Played, row, path=path, line=number)
@@ -247,7 +286,11 @@ def _refuse(text: str) -> None:
 def _known(value: Any) -> Any:
     """`value` without what is null in it; an unknown price counts."""
     if isinstance(value, dict):
-        return {name: _known(part) for name, part in value.items() if part is not None or name == "price_usd"}
+        return {
+            name: _known(part)
+            for name, part in value.items()
+            if part is not None or name == "price_usd"
+        }
     return [*map(_known, value)] if isinstance(value, list) else value
 
 
@@ -262,9 +305,11 @@ COMPARED: dict[str, Any] = {
 
 
 def read_compared(path: Path) -> list[dict[str, Any]]:
-    """The lines of the episodes.jsonl that `path` is or contains, without unknown values, for recomputing tables.
+    """The lines of the episodes.jsonl that `path` is or contains, without unknown values, for
+    recomputing tables.
 
-    Raises DataError: a line is not an episode, or lacks a value that the tables need; the error names it.
+    Raises DataError: a line is not an episode, or lacks a value that the tables need; the error
+    names it.
     """
     path = path / "episodes.jsonl" if path.is_dir() or not (path.suffix or path.is_file()) else path
     rows = [(number, _known(row)) for number, row in read_jsonl(path)]
@@ -272,6 +317,9 @@ def read_compared(path: Path) -> list[dict[str, Any]]:
         for name, kind in COMPARED.items():
             if row.get(name, "") == "":
                 raise DataError(path, "missing", line=number, field=name)
-            if not isinstance(row[name], kind):  # a number that JavaScript cannot represent passes as text
-                raise DataError(path, f"expected a text, found {row[name]!r:.40}", line=number, field=name)
+            # A number that JavaScript cannot represent passes as text
+            if not isinstance(row[name], kind):
+                raise DataError(
+                    path, f"expected a text, found {row[name]!r:.40}", line=number, field=name
+                )
     return [row for _, row in rows]

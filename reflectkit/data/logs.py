@@ -1,8 +1,9 @@
-"""Logged conversations as lessons: chats with tools as data sets have them, and the files of `serve --record`.
+"""Logged conversations as lessons: chats with tools as data sets have them, and the files of `serve
+--record`.
 
-Logs come from anywhere: nulls stand for what is absent, schemas name types as Python does, calls and results are
-written into the words, and reasoning precedes answers. All of that is read as it is meant. What play would refuse is
-not taught, and what is left out is counted.
+Logs come from anywhere: nulls stand for what is absent, schemas name types as Python does, calls
+and results are written into the words, and reasoning precedes answers. All of that is read as it is
+meant. What play would refuse is not taught, and what is left out is counted.
 """
 
 from __future__ import annotations
@@ -37,10 +38,23 @@ from reflectkit.tools import (
     words_beside_calls,
     written_message,
 )
-from reflectkit.types import Decision, Message, Observation, ToolCall, ToolSpec, ToolUse, Turn, from_json
+from reflectkit.types import (
+    Decision,
+    Message,
+    Observation,
+    ToolCall,
+    ToolSpec,
+    ToolUse,
+    Turn,
+    from_json,
+)
 
-THOUGHT = re.compile(rf"<(think|thinking)>.*?</\1>|\[THINK\].*?\[/THINK\]|{THOUGHTS.pattern}", re.DOTALL)
-RESULTS = re.compile(r"\s*(?:<tool_response>(?:(?!<tool_response>).)*</tool_response>\s*)+", re.DOTALL)
+THOUGHT = re.compile(
+    rf"<(think|thinking)>.*?</\1>|\[THINK\].*?\[/THINK\]|{THOUGHTS.pattern}", re.DOTALL
+)
+RESULTS = re.compile(
+    r"\s*(?:<tool_response>(?:(?!<tool_response>).)*</tool_response>\s*)+", re.DOTALL
+)
 RESULT = re.compile(r"<tool_response>(.*?)</tool_response>", re.DOTALL)
 SPEAKERS = {
     "human": "user",
@@ -50,7 +64,9 @@ SPEAKERS = {
     "function": "tool",
     "ipython": "tool",
 }
-"""OpenAI's names of roles by those of ShareGPT, of OpenAI itself before there were tools, and of Llama 3."""
+"""OpenAI's names of roles by those of ShareGPT, of OpenAI itself before there were tools, and of
+Llama 3.
+"""
 FORMS: tuple[Form, ...] = (HERMES, *CALL_FORMS, LLAMA, PLAIN)
 REFUSED = "a call that cannot be read, or that its tool refuses"
 LONGEST_EXAMPLE = 100  # characters
@@ -107,7 +123,9 @@ class Account:
 
 @dataclass(frozen=True)
 class _LoggedMessage:
-    """A message as it is meant. comment: the assistant's words before its calls. fault: why it is not learned."""
+    """A message as it is meant. comment: the assistant's words before its calls. fault: why it is
+    not learned.
+    """
 
     message: Message
     comment: str = ""
@@ -117,9 +135,10 @@ class _LoggedMessage:
 def logged_lessons(path: Path) -> tuple[list[Lesson], Account]:
     """The lessons of the conversations in `path`, and what became of its rows.
 
-    A row is a conversation (`messages` and `tools` in OpenAI's form, `conversations` in ShareGPT's, or `prompt` and
-    `completion`), or an answer that `serve --record` kept, which goes on with the last conversation of its session if
-    it extends that. The words of a message that calls are the comment on the state before it.
+    A row is a conversation (`messages` and `tools` in OpenAI's form, `conversations` in ShareGPT's,
+    or `prompt` and `completion`), or an answer that `serve --record` kept, which goes on with the
+    last conversation of its session if it extends that. The words of a message that calls are the
+    comment on the state before it.
 
     Raises DataError, also where no row can be used.
     """
@@ -130,7 +149,9 @@ def logged_lessons(path: Path) -> tuple[list[Lesson], Account]:
         account.rows += 1
         outcomes: list[Turn | Unusable]
         try:
-            outcomes = [_served_answer(row, path, line)] if "decision" in row else _logged_answers(row)
+            outcomes = (
+                [_served_answer(row, path, line)] if "decision" in row else _logged_answers(row)
+            )
         except Unusable as unusable:
             outcomes = [unusable]
         turns = [outcome for outcome in outcomes if isinstance(outcome, Turn)]
@@ -160,7 +181,9 @@ def logged_lessons(path: Path) -> tuple[list[Lesson], Account]:
         sessions[session] += turns
     if not conversations:
         text, (line, example) = next(iter(account.first.items()))
-        raise DataError(path, f"no row can be used: {text}: {example}".removesuffix(": "), line=line)
+        raise DataError(
+            path, f"no row can be used: {text}: {example}".removesuffix(": "), line=line
+        )
     return lessons(conversations), account
 
 
@@ -173,7 +196,9 @@ def _served_answer(row: Mapping[str, Any], path: Path, line: int) -> Turn | Unus
     """An answer that `serve --record` kept. Raises DataError."""
     seen = from_json(Observation, row.get("observation"), path=path, line=line)
     decision = from_json(Decision, row["decision"], path=path, line=line)
-    action = decision.action if isinstance(decision.action, ToolUse) else ToolUse(str(decision.action))
+    action = (
+        decision.action if isinstance(decision.action, ToolUse) else ToolUse(str(decision.action))
+    )
     if action.errors:
         return Unusable(REFUSED, action.errors[0])
     messages = [*seen.messages, Message("assistant", action.text, action.calls)]
@@ -197,11 +222,14 @@ def _logged_answers(row: Mapping[str, Any]) -> list[Turn | Unusable]:
         seen = Conversations().read(request.encode()).observation
     except RequestError as error:
         raise Unusable(re.sub(r"\.\d+(?=[.:])", "", str(error))) from None
-    except (ValueError, RecursionError) as error:  # half a surrogate pair, 1e999, or lists in lists without end
+    # Half a surrogate pair, 1e999, or lists in lists without end
+    except (ValueError, RecursionError) as error:
         raise Unusable("what JSON cannot hold", str(error)) from None
 
     # 2. Make a turn of each of the assistant's messages.
-    weights = iter([message.get("weight") for message in messages if message["role"] == "assistant"])
+    weights = iter(
+        [message.get("weight") for message in messages if message["role"] == "assistant"]
+    )
     outcomes: list[Turn | Unusable] = []
     before: list[Message] = []
     for logged in _read_messages(seen.messages, seen.tools, _without_thoughts):
@@ -212,7 +240,9 @@ def _logged_answers(row: Mapping[str, Any]) -> list[Turn | Unusable]:
             if next(weights) == 0:  # as in OpenAI's form for fine-tuning
                 outcomes.append(Unusable("weight 0"))
             else:
-                outcomes.append(logged.fault or Turn(observation, Decision(use, logged.comment), 0.0))
+                outcomes.append(
+                    logged.fault or Turn(observation, Decision(use, logged.comment), 0.0)
+                )
         before.append(message)
     return outcomes
 
@@ -248,17 +278,26 @@ def _message_list(value: Any, speaker: str) -> list[dict[str, Any]]:
 
 
 def _openai_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message in OpenAI's form, from that of ShareGPT, or with a `function_call` as before there were tools."""
+    """A message in OpenAI's form, from that of ShareGPT, or with a `function_call` as before there
+    were tools.
+    """
     role = message.get("role") or message.get("from")
     content = message.get("content") if "content" in message else message.get("value")
-    converted = {**message, "role": SPEAKERS.get(str(role), role), "content": content, "function_call": None}
+    converted = {
+        **message,
+        "role": SPEAKERS.get(str(role), role),
+        "content": content,
+        "function_call": None,
+    }
     if message.get("function_call") is not None:
         converted["tool_calls"] = [{"function": message["function_call"]}]
     return converted
 
 
 def _decoded(value: Any) -> Any:
-    """A list of objects, which some data sets have as JSON text, because their columns hold one type."""
+    """A list of objects, which some data sets have as JSON text, because their columns hold one
+    type.
+    """
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
     try:
@@ -270,14 +309,16 @@ def _decoded(value: Any) -> Any:
 def _read_messages(
     messages: Sequence[Message], tools: Sequence[ToolSpec], without_thoughts: Callable[[str], str]
 ) -> Iterator[_LoggedMessage]:
-    """`messages` with calls and results that are written into the words as what they are, and without thoughts. A
-    result without a name is of the next call, and words before one are a call.
+    """`messages` with calls and results that are written into the words as what they are, and
+    without thoughts. A result without a name is of the next call, and words before one are a call.
     """
     waiting: list[str] = []
     for place, message in enumerate(messages):
         if message.role == "assistant":
             words = without_thoughts(words_beside_calls(message)).strip()
-            has_result = any(_results(after)[0].role == "tool" for after in messages[place + 1 : place + 2])
+            has_result = any(
+                _results(after)[0].role == "tool" for after in messages[place + 1 : place + 2]
+            )
             logged = _read_answer(words, message.calls, tools, must_call=has_result and not waiting)
             waiting = [call.name for call in logged.message.calls]
             yield logged
@@ -311,9 +352,11 @@ def _read_answer(
     return _LoggedMessage(message, comment)
 
 
-def _written_calls(words: str, tools: Sequence[ToolSpec], *, must_call: bool) -> tuple[tuple[ToolCall, ...], str]:
-    """The calls in `words`, in whichever form they are, and what is said before them. Raises Unusable for what must be,
-    or looks like, a call and is none.
+def _written_calls(
+    words: str, tools: Sequence[ToolSpec], *, must_call: bool
+) -> tuple[tuple[ToolCall, ...], str]:
+    """The calls in `words`, in whichever form they are, and what is said before them. Raises
+    Unusable for what must be, or looks like, a call and is none.
     """
     if not (must_call or looks_like_call(words, tools)):
         return (), ""
@@ -321,16 +364,25 @@ def _written_calls(words: str, tools: Sequence[ToolSpec], *, must_call: bool) ->
         use = parse(words, tools or tools_of_calls(words, form), form, replies=True)
         if use.calls and not use.errors:
             names = [call.name for call in use.calls]
-            before = form.words(words) if isinstance(form, CallForm) else words_before_any_call(words, names)
+            before = (
+                form.words(words)
+                if isinstance(form, CallForm)
+                else words_before_any_call(words, names)
+            )
             return use.calls, one_line(before)
     raise Unusable(REFUSED, words)
 
 
 def _results(message: Message) -> list[Message]:
-    """The results of calls that a message of the user or a tool consists of; otherwise the message itself."""
+    """The results of calls that a message of the user or a tool consists of; otherwise the message
+    itself.
+    """
     if message.role == "system" or not RESULTS.fullmatch(message.content):
         return [message]
-    return [Message("tool", content.strip(), name=message.name) for content in RESULT.findall(message.content)]
+    return [
+        Message("tool", content.strip(), name=message.name)
+        for content in RESULT.findall(message.content)
+    ]
 
 
 def _without_thoughts(text: str) -> str:

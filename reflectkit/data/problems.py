@@ -1,9 +1,11 @@
-"""Problems, and records of them with their demonstrations: in files, split, and from an env's own list or seeds.
+"""Problems, and records of them with their demonstrations: in files, split, and from an env's own
+list or seeds.
 
-A record is a task with its demonstrations, with the original toolkit's field names:
-`{id, env, level, group, data, trajectories: [{model_name, info, seed, trajectory: [{reflection, cmd, note}]}]}`.
-`info` is "positive0", "positive1", … Only decisions are stored; the env reproduces the observations. A step of an
-episode that another player played has `best` where its action was a mistake: the teacher's.
+A record is a task with its demonstrations, with the original toolkit's field names: `{id, env,
+level, group, data, trajectories: [{model_name, info, seed, trajectory: [{reflection, cmd,
+note}]}]}`. `info` is "positive0", "positive1", … Only decisions are stored; the env reproduces the
+observations. A step of an episode that another player played has `best` where its action was a
+mistake: the teacher's.
 """
 
 from __future__ import annotations
@@ -41,13 +43,16 @@ HELD_OUT_SEEDS = 100
 FEWEST = 3
 """Problems of a split below which nothing is held out."""
 COMPARED = 3
-"""Number of seeds whose episodes are compared, and of the sequences of actions that each is played with."""
+"""Number of seeds whose episodes are compared, and of the sequences of actions that each is played
+with.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One decision. note: "positive", "mistake" or "correction". best: the teacher's action, if this one was another
-    player's mistake and the action is chosen from a list. probabilities: of all actions, if a decision model acted.
+    """One decision. note: "positive", "mistake" or "correction". best: the teacher's action, if
+    this one was another player's mistake and the action is chosen from a list. probabilities: of
+    all actions, if a decision model acted.
     """
 
     reflection: str
@@ -61,8 +66,9 @@ class Step:
 class Demonstration:
     """One episode of a teacher, or of another player with the teacher's comments.
 
-    model_name: the teacher. info: which of the task's demonstrations it is: "positive0", "negative1", "visited0", …
-    seed: the episode's. filename: the file given as the answer, in envs that ask for one.
+    model_name: the teacher. info: which of the task's demonstrations it is: "positive0",
+    "negative1", "visited0", … seed: the episode's. filename: the file given as the answer, in envs
+    that ask for one.
     """
 
     model_name: str
@@ -100,7 +106,9 @@ def from_trajectory(trajectory: Trajectory, model_name: str, info: str) -> Demon
     steps = []
     for turn in trajectory.turns:
         note, shares = cast(Note, turn.decision.note or "positive"), turn.decision.probabilities
-        steps.append(Step(turn.decision.reflection or "", turn.action_text, note, probabilities=shares))
+        steps.append(
+            Step(turn.decision.reflection or "", turn.action_text, note, probabilities=shares)
+        )
     answer = trajectory.turns[-1].info.get("answer", "") if trajectory.turns else ""
     return Demonstration(model_name, info, trajectory.seed, tuple(steps), str(answer))
 
@@ -126,14 +134,18 @@ def record_to_json(record: Record) -> dict[str, Any]:
 def read_records(path: Path, env: str) -> list[Record]:
     """Every record of `path`, checked.
 
-    Raises DataError: naming the record and field; also for records of another env and duplicate ids.
+    Raises DataError: naming the record and field; also for records of another env and duplicate
+    ids.
     """
     records: list[Record] = []
     ids: set[str] = set()
     for number, value in enumerate(read_json_list(path)):
         where = f"{path}, record {number}"
         if lone_surrogate(json.dumps(value, ensure_ascii=False)):
-            raise DataError(where, "a text contains half a surrogate pair, which is not valid Unicode; fix the text")
+            raise DataError(
+                where,
+                "a text contains half a surrogate pair, which is not valid Unicode; fix the text",
+            )
         if env == EXPLORE:
             from reflectkit.envs.auto_explore import questions
 
@@ -141,9 +153,15 @@ def read_records(path: Path, env: str) -> list[Record]:
         task = from_json(Task, value, path=where)
         demonstrations = from_json(_File, value, path=where).trajectories
         if task.env != env:
-            raise DataError(where, f"belongs to env '{task.env}', but --env is '{env}'", field="env")
+            raise DataError(
+                where, f"belongs to env '{task.env}', but --env is '{env}'", field="env"
+            )
         if task.id in ids:
-            merged = "; `reflectkit filter-task` merges questions that are there twice" if env == EXPLORE else ""
+            merged = (
+                "; `reflectkit filter-task` merges questions that are there twice"
+                if env == EXPLORE
+                else ""
+            )
             raise DataError(where, f"duplicate id {task.id!r}{merged}", field="id")
         ids.add(task.id)
         records.append(Record(task, demonstrations))
@@ -176,21 +194,26 @@ def split_groups(
 
 
 def apportion(total: int, shares: Sequence[int]) -> list[int]:
-    """`total` in whole parts proportional to `shares` (Hamilton's method); ties go to the earlier part.
+    """`total` in whole parts proportional to `shares` (Hamilton's method); ties go to the earlier
+    part.
 
     >>> apportion(300, (7, 2, 1)), apportion(4, (7, 2, 1))
     ([210, 60, 30], [3, 1, 0])
     """
     exact = [total * share / sum(shares) for share in shares]
     counts = [int(value) for value in exact]
-    by_remainder = sorted(range(len(shares)), key=lambda index: (counts[index] - exact[index], index))
+    by_remainder = sorted(
+        range(len(shares)), key=lambda index: (counts[index] - exact[index], index)
+    )
     for index in by_remainder[: total - sum(counts)]:
         counts[index] += 1
     return counts
 
 
 def levels_by_group(tasks: Iterable[Task]) -> dict[str, tuple[str, ...]]:
-    """The levels of each group's problems: the strata of an env's own list, so that each level is divided alike."""
+    """The levels of each group's problems: the strata of an env's own list, so that each level is
+    divided alike.
+    """
     levels: dict[str, tuple[str, ...]] = {}
     for task in tasks:
         levels[task.group] = tuple(sorted({*levels.get(task.group, ()), task.level}))
@@ -199,11 +222,12 @@ def levels_by_group(tasks: Iterable[Task]) -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Problems:
-    """The problems of an env. A split has a file if one was given, or if the env's folder has files of splits.
+    """The problems of an env. A split has a file if one was given, or if the env's folder has files
+    of splits.
 
-    Otherwise the env's own list is split 7:2:1 by group, always in the same way; a level with too few has all of its
-    problems in each split. An env without a list has a problem for each seed: `reset` gets that seed. Its training
-    problems have no end (`dealt`).
+    Otherwise the env's own list is split 7:2:1 by group, always in the same way; a level with too
+    few has all of its problems in each split. An env without a list has a problem for each seed:
+    `reset` gets that seed. Its training problems have no end (`dealt`).
     """
 
     setup: EnvSetup
@@ -243,37 +267,52 @@ class Problems:
     def tasks(self, split: str, level: str, option: str = "--level", seeds: int = 0) -> list[Task]:
         """The problems of `split` at `level`.
 
-        option: the flag that chooses another level. seeds: how many problems to make of seeds; 0: the first 1,000 for
-        training, otherwise 100. Raises DataError, with the commands to run first, for a missing file.
+        option: the flag that chooses another level. seeds: how many problems to make of seeds; 0:
+        the first 1,000 for training, otherwise 100. Raises DataError, with the commands to run
+        first, for a missing file.
         """
         path, name = self.file(split), self.setup.env_name
         if path is not None:
             self.setup.require(path)
-            return at_level(self.setup.env, [record.task for record in read_records(path, name)], level, path, option)
+            return at_level(
+                self.setup.env,
+                [record.task for record in read_records(path, name)],
+                level,
+                path,
+                option,
+            )
         if not self.by_seed:
             return self._own[level][split]
         return self.seeds(split, level, seeds)
 
     def seeds(self, split: str, level: str, count: int = 0, start: int = 0) -> list[Task]:
-        """The problems of `split` at `level` of an env without a list, one per seed, without the first `start`; see
-        `tasks`. Raises ConfigError for more than a split has.
+        """The problems of `split` at `level` of an env without a list, one per seed, without the
+        first `start`; see `tasks`. Raises ConfigError for more than a split has.
         """
         count = count or (TRAINED_SEEDS if split == "train" else HELD_OUT_SEEDS)
         if start + count > SEEDS:
-            raise ConfigError(f"{count:,} problems are more than the {SEEDS:,} seeds of a split; ask for fewer")
+            raise ConfigError(
+                f"{count:,} problems are more than the {SEEDS:,} seeds of a split; ask for fewer"
+            )
         name, prefix = self.setup.env_name, "seed" if len(self.setup.kind.levels) == 1 else level
         first = FIRST_SEED[split] + start
-        return [Task(f"{prefix}-{n}", name, level, f"seed-{n}", {"seed": n}) for n in range(first, first + count)]
+        return [
+            Task(f"{prefix}-{n}", name, level, f"seed-{n}", {"seed": n})
+            for n in range(first, first + count)
+        ]
 
     def dealt(self, level: str, turn: int) -> list[Task]:
-        """The training problems at `level` after `tasks`, as many in each `turn` from 1: those of seeds that no file of
-        a split has, or the same again for an env with a list or a file that the user gave.
+        """The training problems at `level` after `tasks`, as many in each `turn` from 1: those of
+        seeds that no file of a split has, or the same again for an env with a list or a file that
+        the user gave.
         """
         known = self.tasks("train", level)
         if not self.is_endless(level):
             return known
         turns = (SEEDS - self._fresh_seed) // len(known)
-        return self.seeds("train", level, len(known), self._fresh_seed + (turn - 1) % turns * len(known))
+        return self.seeds(
+            "train", level, len(known), self._fresh_seed + (turn - 1) % turns * len(known)
+        )
 
     def is_endless(self, level: str) -> bool:
         """Whether training never runs out of problems at `level`."""
@@ -282,8 +321,8 @@ class Problems:
 
     @cached_property
     def _fresh_seed(self) -> int:
-        """The first seed above those of all problems in the files of splits; `SEEDS` if one of them has no seed.
-        Without files, that after the first deal.
+        """The first seed above those of all problems in the files of splits; `SEEDS` if one of them
+        has no seed. Without files, that after the first deal.
         """
         if self.by_seed:
             return TRAINED_SEEDS
@@ -294,8 +333,12 @@ class Problems:
                 fresh = max(fresh, seed + 1 if isinstance(seed, int) else SEEDS)
         return fresh
 
-    def levels_with(self, split: str, levels: Sequence[str], progress: Progress, option: str = "--level") -> list[str]:
-        """Those of `levels` at which `split` has problems; the others are reported. Raises DataError if none has."""
+    def levels_with(
+        self, split: str, levels: Sequence[str], progress: Progress, option: str = "--level"
+    ) -> list[str]:
+        """Those of `levels` at which `split` has problems; the others are reported. Raises
+        DataError if none has.
+        """
         found: list[str] = []
         empty: list[tuple[str, DataError]] = []
         for level in levels:
@@ -311,8 +354,9 @@ class Problems:
         return found
 
     def holds_out(self, level: str) -> bool:
-        """Whether problems from the env itself are held out from training at `level`: not if too few groups are listed,
-        or the env ignores its seed. A program gets its seed, and may hide what follows from it.
+        """Whether problems from the env itself are held out from training at `level`: not if too
+        few groups are listed, or the env ignores its seed. A program gets its seed, and may hide
+        what follows from it.
         """
         if self.by_seed:
             return self.setup.env.startswith("program:") or not self._ignores_seed(level)
@@ -323,11 +367,18 @@ class Problems:
         """The env's list, by level and split."""
         by_level = {level: self.setup.listed(level) for level in self.setup.kind.levels}
         parts = {level: {split: list[Task]() for split in SPLITS} for level in by_level}
-        free = [task for tasks in by_level.values() for task in tasks if not split_of(self.setup.env, task)]
+        free = [
+            task
+            for tasks in by_level.values()
+            for task in tasks
+            if not split_of(self.setup.env, task)
+        ]
         split_of_group = split_groups(levels_by_group(free), generator(0, "split"))
         for level, tasks in by_level.items():
             for task in tasks:
-                parts[level][split_of(self.setup.env, task) or split_of_group[task.group]].append(task)
+                parts[level][split_of(self.setup.env, task) or split_of_group[task.group]].append(
+                    task
+                )
             if min(map(len, parts[level].values())) < FEWEST:
                 parts[level] = dict.fromkeys(SPLITS, tasks)
         return parts
@@ -339,8 +390,8 @@ class Problems:
         return str(self.file(split) or own)
 
     def _ignores_seed(self, level: str) -> bool:
-        """Whether the same actions give the same episodes with each seed, or one seed begins in several ways. False
-        where actions were refused.
+        """Whether the same actions give the same episodes with each seed, or one seed begins in
+        several ways. False where actions were refused.
         """
         from reflectkit.agents.scripted import AnyAction
         from reflectkit.rollouts.episode import Episode, rollout
@@ -348,14 +399,24 @@ class Problems:
         tasks = self.tasks("train", level, seeds=COMPARED)
         episodes = [Episode(task, seed) for seed in range(COMPARED) for task in tasks]
         played = rollout(episodes, self.setup.maker(level), AnyAction(), width=1)
-        again = rollout([*reversed(episodes[:COMPARED])], self.setup.maker(level), AnyAction(), width=1)
-        if any(_beginning(one) != _beginning(two) for one, two in zip(played, reversed(again), strict=False)):
-            return True
-        seen = [[one.final, *((turn.observation, turn.reward) for turn in one.turns)] for one in played]
-        unclear = any(
-            one.status is Status.ABORTED or any(turn.info.get("refused") for turn in one.turns) for one in played
+        again = rollout(
+            [*reversed(episodes[:COMPARED])], self.setup.maker(level), AnyAction(), width=1
         )
-        return not unclear and all(episode == seen[place - place % COMPARED] for place, episode in enumerate(seen))
+        if any(
+            _beginning(one) != _beginning(two)
+            for one, two in zip(played, reversed(again), strict=False)
+        ):
+            return True
+        seen = [
+            [one.final, *((turn.observation, turn.reward) for turn in one.turns)] for one in played
+        ]
+        unclear = any(
+            one.status is Status.ABORTED or any(turn.info.get("refused") for turn in one.turns)
+            for one in played
+        )
+        return not unclear and all(
+            episode == seen[place - place % COMPARED] for place, episode in enumerate(seen)
+        )
 
 
 def _beginning(trajectory: Trajectory) -> Observation | None:
@@ -369,7 +430,9 @@ def digest_of(tasks: Sequence[Task]) -> str:
 
 
 def draw_problems(clusters: Sequence[str], count: int, seed: int) -> list[int]:
-    """The places of `count` problems (0: all), given each one's cluster: a random one of each, then a second one, …"""
+    """The places of `count` problems (0: all), given each one's cluster: a random one of each, then
+    a second one, …
+    """
     order = generator(seed, "problems").sample(range(len(clusters)), len(clusters))
     taken: Counter[str] = Counter()
     rank = {}

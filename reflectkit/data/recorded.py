@@ -1,4 +1,6 @@
-"""Decisions that `serve --record` kept, joined with what came of them: one-step episodes of an earlier policy."""
+"""Decisions that `serve --record` kept, joined with what came of them: one-step episodes of an
+earlier policy.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,22 @@ from typing import Any
 
 from reflectkit.errors import DataError
 from reflectkit.jsonl import read_jsonl
-from reflectkit.types import LARGEST, Decision, Observation, Status, Task, Trajectory, Turn, from_json
+from reflectkit.types import (
+    LARGEST,
+    Decision,
+    Observation,
+    Status,
+    Task,
+    Trajectory,
+    Turn,
+    from_json,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """A line of the file of outcomes. question: whose; "": of all in the request. choice: the option that was taken, if
-    that is not the likeliest.
+    """A line of the file of outcomes. question: whose; "": of all in the request. choice: the
+    option that was taken, if that is not the likeliest.
     """
 
     id: str
@@ -28,9 +39,10 @@ class _Outcome:
 def read_recorded(record: Path, outcomes: Path, env: str) -> tuple[list[Trajectory], int]:
     """(an episode of each decision that has an outcome, how many have none).
 
-    The decision has the option that was taken and, as its log-probability, that of the recorded probability; its tokens
-    are those of the likeliest option. Raises DataError: a line is not what the files hold; an outcome is of no recorded
-    decision; or a decision with an outcome has no probabilities.
+    The decision has the option that was taken and, as its log-probability, that of the recorded
+    probability; its tokens are those of the likeliest option. Raises DataError: a line is not what
+    the files hold; an outcome is of no recorded decision; or a decision with an outcome has no
+    probabilities.
     """
     # 1. The outcomes
     rewards: dict[tuple[str, str], tuple[int, _Outcome]] = {}
@@ -38,9 +50,16 @@ def read_recorded(record: Path, outcomes: Path, env: str) -> tuple[list[Trajecto
         outcome = from_json(_Outcome, row, path=outcomes, line=line)
         key = outcome.id, outcome.question
         if key in rewards:
-            raise DataError(outcomes, f"the outcome is there twice, first in line {rewards[key][0]}", line=line)
+            raise DataError(
+                outcomes, f"the outcome is there twice, first in line {rewards[key][0]}", line=line
+            )
         if not abs(outcome.reward) <= LARGEST:
-            raise DataError(outcomes, f"expected a number, found {outcome.reward!r:.40}", line=line, field="reward")
+            raise DataError(
+                outcomes,
+                f"expected a number, found {outcome.reward!r:.40}",
+                line=line,
+                field="reward",
+            )
         rewards[key] = line, outcome
 
     # 2. The decisions that have one
@@ -61,7 +80,9 @@ def read_recorded(record: Path, outcomes: Path, env: str) -> tuple[list[Trajecto
         episodes.append(Trajectory(task, 0, (turn,), Status.COMPLETED, False, group=number))
     for key, (line, outcome) in rewards.items():
         if key not in used:
-            raise DataError(outcomes, f"{record} has no decision {outcome.id!r:.80}", line=line, field="id")
+            raise DataError(
+                outcomes, f"{record} has no decision {outcome.id!r:.80}", line=line, field="id"
+            )
     if not episodes:
         raise DataError(outcomes, "has no outcomes")
     return episodes, without
@@ -71,12 +92,18 @@ def _turn(row: Mapping[str, Any], outcome: _Outcome, path: Path, line: int) -> T
     observation = from_json(Observation, row.get("observation"), path=path, line=line)
     decision = from_json(Decision, row["decision"], path=path, line=line)
     if len(decision.probabilities) != len(observation.choices) or not decision.probabilities:
-        raise DataError(path, "missing, so it cannot be weighted", line=line, field="decision.probabilities")
+        raise DataError(
+            path, "missing, so it cannot be weighted", line=line, field="decision.probabilities"
+        )
     if not decision.prompt_ids:
-        raise DataError(path, "missing: it was decided elsewhere", line=line, field="decision.prompt_ids")
+        raise DataError(
+            path, "missing: it was decided elsewhere", line=line, field="decision.prompt_ids"
+        )
     action = decision.action
     if outcome.choice:
-        names = [choice for choice in observation.choices if choice.partition(": ")[0] == outcome.choice]
+        names = [
+            choice for choice in observation.choices if choice.partition(": ")[0] == outcome.choice
+        ]
         taken = outcome.choice if outcome.choice in observation.choices else next(iter(names), "")
         if not taken:
             raise DataError(path, f"the decision has no option {outcome.choice!r:.60}", line=line)

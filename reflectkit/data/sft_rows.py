@@ -1,13 +1,15 @@
-"""Converts turns to SFT rows: the original's five files, in which each row has a `prompt` and a `completion`, and
-`"answer": "text"` where a choice is answered in its own words rather than by its label. Where each choice is read alone
-and given a score, a row has `"answer": "score"` and the choices in its list `options`. `probabilities`, of the listed
-answers or the options in their order, take the place of the completion as the target.
+"""Converts turns to SFT rows: the original's five files, in which each row has a `prompt` and a
+`completion`, and `"answer": "text"` where a choice is answered in its own words rather than by its
+label. Where each choice is read alone and given a score, a row has `"answer": "score"` and the
+choices in its list `options`. `probabilities`, of the listed answers or the options in their order,
+take the place of the completion as the target.
 
-The original's own rows, with a `text` alone, are read too: the completion is what follows their last marker.
+The original's own rows, with a `text` alone, are read too: the completion is what follows their
+last marker.
 
-A wrong move gives no row for a policy, but the comment before it was right and gives a row for the reflector. A move
-that corrects a mistake is in the full files but not in the `_positive` ones. A policy's turns of one conversation are
-one row, with those after the first in its list `then`.
+A wrong move gives no row for a policy, but the comment before it was right and gives a row for the
+reflector. A move that corrects a mistake is in the full files but not in the `_positive` ones. A
+policy's turns of one conversation are one row, with those after the first in its list `then`.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ from reflectkit.types import AGENT_MARKER, ANSWERS, SCORE, Observation, StateQue
 ORIGINAL_MARKERS = ("# Action:\n", "# Analyze:\n")
 """Before the completion in the original's rows: the action where there is one, else the comment."""
 ROWS_SETTINGS = "sft_settings.json"
-"""The file beside rows with the settings of the env that showed them, and the version of its prompts."""
+"""The file beside rows with the settings of the env that showed them, and the version of its
+prompts.
+"""
 VERSION = "prompt_version"
 """The key of the latter."""
 TYPED = Path("sft_typed.jsonl")
@@ -55,10 +59,10 @@ FILE_OF_ROLE = {
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One step to learn from. completion: the policy's target. note: "positive", "mistake" or "correction". earlier:
-    the steps before it in its conversation, whose comments the policy has read; empty outside of conversations. form:
-    of the answer for a choice. answers: to the env's questions about the state, by name: the probability of each
-    option.
+    """One step to learn from. completion: the policy's target. note: "positive", "mistake" or
+    "correction". earlier: the steps before it in its conversation, whose comments the policy has
+    read; empty outside of conversations. form: of the answer for a choice. answers: to the env's
+    questions about the state, by name: the probability of each option.
     """
 
     observation: Observation
@@ -93,10 +97,16 @@ def lessons(episodes: Sequence[Sequence[Turn]], form: str = ANSWERS[0]) -> list[
             action = decision.action
             if seen.replies and isinstance(action, str):
                 action = ToolUse(action)  # a reply, which may have several lines
-            answer = answers(seen.choices, form)[action] if isinstance(action, int) else action_completion(action)
+            answer = (
+                answers(seen.choices, form)[action]
+                if isinstance(action, int)
+                else action_completion(action)
+            )
             note = decision.note or "positive"
             known = decision.answers
-            steps.append(Lesson(seen, decision.reflection or "", answer, note, tuple(earlier), form, known))
+            steps.append(
+                Lesson(seen, decision.reflection or "", answer, note, tuple(earlier), form, known)
+            )
             if seen.replies:
                 earlier.append(replace(steps[-1], earlier=()))
     return steps
@@ -109,22 +119,33 @@ def plain_row(lesson: Lesson) -> dict[str, Any]:
 
 def reflection_row(lesson: Lesson) -> dict[str, str]:
     """Prompt without the actions → the teacher's reflection."""
-    return {"prompt": reflection_prompt(lesson.observation), "completion": reflection_completion(lesson.reflection)}
+    return {
+        "prompt": reflection_prompt(lesson.observation),
+        "completion": reflection_completion(lesson.reflection),
+    }
 
 
 def policy_row(lesson: Lesson, comment: str | None, earlier: Sequence[str] = ()) -> dict[str, Any]:
     """Prompt with `comment` → the answer. earlier: the comments on `lesson.earlier`."""
     observation = with_comments(lesson.observation, earlier) if earlier else lesson.observation
-    row = {"prompt": policy_prompt(observation, comment, lesson.form), "completion": lesson.completion}
+    row = {
+        "prompt": policy_prompt(observation, comment, lesson.form),
+        "completion": lesson.completion,
+    }
     return row | lesson.answer_form
 
 
 def mismatched(comments: Sequence[str], share: float, generator: random.Random) -> list[str]:
-    """`comments` with about `share` of them replaced by the comment of another lesson, drawn with `generator`.
+    """`comments` with about `share` of them replaced by the comment of another lesson, drawn with
+    `generator`.
 
-    A policy trained on such rows learns to check comments against the observation instead of following them blindly.
+    A policy trained on such rows learns to check comments against the observation instead of
+    following them blindly.
     """
-    return [generator.choice(comments) if generator.random() < share else comment for comment in comments]
+    return [
+        generator.choice(comments) if generator.random() < share else comment
+        for comment in comments
+    ]
 
 
 def think_row(lesson: Lesson) -> dict[str, Any]:
@@ -138,8 +159,9 @@ def think_row(lesson: Lesson) -> dict[str, Any]:
 
 
 def joined(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`rows`, in which each that goes on from the one before it, as the turns of a conversation do, is added to it as
-    `{prompt, completion}` in the list `then`, with the new part of its prompt. A conversation is then one row.
+    """`rows`, in which each that goes on from the one before it, as the turns of a conversation do,
+    is added to it as `{prompt, completion}` in the list `then`, with the new part of its prompt. A
+    conversation is then one row.
     """
     long_rows: list[dict[str, Any]] = []
     so_far = ""
@@ -149,16 +171,21 @@ def joined(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             long_rows[-1].setdefault("then", []).append(new)
         else:
             long_rows.append(dict(row))
-        so_far = f"{row['prompt']}{row['completion']}{TURN_END}" if row["prompt"].endswith(AGENT_MARKER) else ""
+        so_far = (
+            f"{row['prompt']}{row['completion']}{TURN_END}"
+            if row["prompt"].endswith(AGENT_MARKER)
+            else ""
+        )
     return long_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row to train on. line: its number in the file. parts: (prompt, completion); several in a conversation, where
-    each prompt but the first is what was said after the completion before it. form: of the answer for a choice.
-    probabilities: the target, of the K answers that the prompt lists or the options; empty where the completion is.
-    options: the answers, of which the completion is one, where each is given a score; else none.
+    """A row to train on. line: its number in the file. parts: (prompt, completion); several in a
+    conversation, where each prompt but the first is what was said after the completion before it.
+    form: of the answer for a choice. probabilities: the target, of the K answers that the prompt
+    lists or the options; empty where the completion is. options: the answers, of which the
+    completion is one, where each is given a score; else none.
     """
 
     line: int
@@ -207,12 +234,15 @@ def _target(path: Path, line: int, row: Mapping[str, Any], listed: int) -> tuple
 
 
 def typed_rows(lesson: Lesson, questions: Sequence[StateQuestion]) -> list[dict[str, Any]]:
-    """A row of a typed reflector for each of the `questions` whose answer is known: the state and the question → the
-    probability of each option.
+    """A row of a typed reflector for each of the `questions` whose answer is known: the state and
+    the question → the probability of each option.
     """
     rows = []
     for asked in questions:
-        options, shares = asked.options or lesson.observation.choices, lesson.answers.get(asked.name, ())
+        options, shares = (
+            asked.options or lesson.observation.choices,
+            lesson.answers.get(asked.name, ()),
+        )
         if len(options) > 1 and shares:
             question = Question("choice", asked.text, options)
             rows.append(decision_row(LabelledDecision(lesson.observation.text, question, shares)))
@@ -222,33 +252,50 @@ def typed_rows(lesson: Lesson, questions: Sequence[StateQuestion]) -> list[dict[
 def decision_row(decision: LabelledDecision) -> dict[str, Any]:
     """Prompt without comment → the probability of each option, and the likeliest as the completion."""
     prompt, completion = policy_prompt(decision.observation), action_completion(decision.best[0])
-    return {"prompt": prompt, "completion": completion, "probabilities": list(decision.probabilities)}
+    return {
+        "prompt": prompt,
+        "completion": completion,
+        "probabilities": list(decision.probabilities),
+    }
 
 
-def _options(path: Path, line: int, row: Mapping[str, Any], parts: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+def _options(
+    path: Path, line: int, row: Mapping[str, Any], parts: Sequence[tuple[str, str]]
+) -> tuple[str, ...]:
     """The answers that are scored, with their leading space. Raises DataError."""
     listed: Any = row.get("options")
     if not isinstance(listed, list) or not all(isinstance(option, str) for option in listed):
-        raise DataError(path, f"expected a list of texts, found {listed!r:.60}", line=line, field="options")
+        raise DataError(
+            path, f"expected a list of texts, found {listed!r:.60}", line=line, field="options"
+        )
     try:
         options = answers(listed, SCORE)
     except ConfigError as error:
         raise DataError(path, str(error), line=line, field="options") from None
     if len(parts) > 1 or parts[0][1] not in options:
-        raise DataError(path, f"{parts[0][1]!r:.60} is none of the options", line=line, field="completion")
+        raise DataError(
+            path, f"{parts[0][1]!r:.60} is none of the options", line=line, field="completion"
+        )
     return options
 
 
 def form_of(path: Path, rows: Sequence[Row]) -> str:
-    """What the rows of `path` answer a choice with: see `types.Answer`. Raises DataError if some differ."""
+    """What the rows of `path` answer a choice with: see `types.Answer`. Raises DataError if some
+    differ.
+    """
     text = next((row for row in rows if row.form != ANSWERS[0]), None)
     if text is None:
         return ANSWERS[0]
     for row in rows:
-        if row.form != text.form and (row.options or text.options or listed_answers(row.parts[0][0], row.form)):
+        if row.form != text.form and (
+            row.options or text.options or listed_answers(row.parts[0][0], row.form)
+        ):
             raise DataError(
                 path,
-                f"the row's answer is a {row.form}, and that of line {text.line} a {text.form}; keep them in two files",
+                (
+                    f"the row's answer is a {row.form}, and that of line {text.line} a"
+                    f" {text.form}; keep them in two files"
+                ),
                 line=row.line,
             )
     return text.form
@@ -260,19 +307,32 @@ def _parts(path: Path, line: int, row: Mapping[str, Any]) -> Iterator[tuple[str,
         cuts = (text.rpartition(marker) for marker in ORIGINAL_MARKERS)
         prompt, marker, completion = next((cut for cut in cuts if cut[1]), ("", "", ""))
         if not marker:
-            wanted = f"expected text with {' or '.join(map(repr, ORIGINAL_MARKERS))} before the completion"
+            wanted = (
+                f"expected text with {' or '.join(map(repr, ORIGINAL_MARKERS))} before the"
+                " completion"
+            )
             raise DataError(path, f"{wanted}, found {row['text']!r:.60}", line=line, field="text")
         row = {"prompt": prompt + marker, "completion": completion}
     then: Any = row.get("then", [])
     if not isinstance(then, list) or not all(isinstance(part, dict) for part in then):
-        raise DataError(path, f"expected a list of objects, found {then!r:.60}", line=line, field="then")
+        raise DataError(
+            path, f"expected a list of objects, found {then!r:.60}", line=line, field="then"
+        )
     for number, part in enumerate([row, *then]):
         for name in ("prompt", "completion"):
             field = f"then[{number - 1}].{name}" if number else name
             if not isinstance(part.get(name), str) or not part[name]:
-                raise DataError(path, f"expected non-empty text, found {part.get(name)!r:.60}", line=line, field=field)
+                raise DataError(
+                    path,
+                    f"expected non-empty text, found {part.get(name)!r:.60}",
+                    line=line,
+                    field=field,
+                )
             if place := lone_surrogate(part[name]):
                 raise DataError(
-                    path, f"half a surrogate pair at character {place}; fix the text", line=line, field=field
+                    path,
+                    f"half a surrogate pair at character {place}; fix the text",
+                    line=line,
+                    field=field,
                 )
         yield part["prompt"], part["completion"]

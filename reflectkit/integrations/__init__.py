@@ -23,5 +23,7 @@ def tasks_of(env: str, level: str = "", task_file: Path | str | None = None) -> 
         tasks = [record.task for record in read_records(Path(task_file), kind.name)]
         return at_level(env, tasks, level, Path(task_file)) if level else tasks
     if not kind.taskset.has("tasks"):
-        raise ConfigError(f"env '{env}' does not list its own problems; give task_file=, a file of them")
+        raise ConfigError(
+            f"env '{env}' does not list its own problems; give task_file=, a file of them"
+        )
     return listed(env, level or kind.levels[-1])

@@ -1,7 +1,9 @@
-"""Act in your own program: `load_agent("results/…", reflector="results/…").act("what is seen", choices=["up"])`.
+"""Act in your own program: `load_agent("results/…", reflector="results/…").act("what is seen",
+choices=["up"])`.
 
-The players are those of `--policy`, and the prompts those of training. Requests of any number of threads and coroutines
-are answered in one thread of the agent, and those that wait at the same time share a batch.
+The players are those of `--policy`, and the prompts those of training. Requests of any number of
+threads and coroutines are answered in one thread of the agent, and those that wait at the same time
+share a batch.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ from reflectkit.seeding import derive
 from reflectkit.types import THINKING, Decision, Message, Observation, ToolCall, ToolUse
 
 Seen = str | Observation | Sequence[Message | Mapping[str, str]]
-"""What an agent sees: a text; messages, oldest first, each a `Message` or `{"role": …, "content": …}`; or all of an
-`Observation`.
+"""What an agent sees: a text; messages, oldest first, each a `Message` or `{"role": …, "content":
+…}`; or all of an `Observation`.
 """
 
 
@@ -61,18 +63,25 @@ def observation_of(seen: Seen, choices: Sequence[str] | None) -> Observation:
     """`seen` as an observation. Raises ConfigError."""
     legal = tuple(choices or ())
     if isinstance(choices, str) or not all(isinstance(choice, str) and choice for choice in legal):
-        raise ConfigError(f"choices must be a list of texts that are not empty, not {choices!r:.80}")
+        raise ConfigError(
+            f"choices must be a list of texts that are not empty, not {choices!r:.80}"
+        )
     if isinstance(seen, Observation):
         return dataclasses.replace(seen, choices=legal) if legal else seen
     if isinstance(seen, str):
         return Observation((Message("user", seen),), legal)
     try:
         plain: Any = seen
-        given = [each if isinstance(each, Message) else Message(each["role"], each["content"]) for each in plain]
+        given = [
+            each if isinstance(each, Message) else Message(each["role"], each["content"])
+            for each in plain
+        ]
     except (TypeError, KeyError):
         given = []
     if not given or any(message.role not in ROLES for message in given):
-        raise ConfigError(f"what is seen is a text, an Observation, or a list of Message, not {seen!r:.80}")
+        raise ConfigError(
+            f"what is seen is a text, an Observation, or a list of Message, not {seen!r:.80}"
+        )
     return Observation(tuple(given), legal)
 
 
@@ -113,15 +122,16 @@ def load_agent(
     """The agent of a policy, which a reflector comments for.
 
     Args:
-        policy: A checkpoint, a run of `sft` or `rlft` (its best checkpoint if training validated, else the newest),
-            a hub id, a chat model (`openai:MODEL`, `azure:…`, `local:…`), or anything else that `--policy` takes.
-        reflector: The same, for the model that comments.
-        temperature: 0 takes the likeliest action.
+        policy: A checkpoint, a run of `sft` or `rlft` (its best checkpoint if training validated,
+        else the newest),
+            a hub id, a chat model (`openai:MODEL`, `azure:…`, `local:…`), or anything else that
+            `--policy` takes.
+        reflector: The same, for the model that comments. temperature: 0 takes the likeliest action.
         seed: Of the sampling; the same calls in the same order get the same answers.
-        max_new_tokens: Maximum length of an answer without choices.
-        device: `auto`, `cpu`, `cuda`, …
-        thinking: Reasoning of a model with a chat template (`on`, `off` or `hidden`); default: as in training, or `on`.
-        answer: What a model without SFT answers where it chooses (`label`, `text` or `score`); default: as in training,
+        max_new_tokens: Maximum length of an answer without choices. device: `auto`, `cpu`, `cuda`,
+        … thinking: Reasoning of a model with a chat template (`on`, `off` or `hidden`); default: as
+        in training, or `on`. answer: What a model without SFT answers where it chooses (`label`,
+        `text` or `score`); default: as in training,
             or `label`.
         base_url: Server of a `local:` model.
         rules: What a chat model is told of the environment.
@@ -163,11 +173,12 @@ def load_agent(
 
 
 class LoadedAgent:
-    """Acts on what it is shown. Made by `load_agent`; it may be used from any thread, and is an `Agent` for `rollout`.
+    """Acts on what it is shown. Made by `load_agent`; it may be used from any thread, and is an
+    `Agent` for `rollout`.
 
-    agent: who decides. trained_env: the env that it was trained in, if that is on record, with its settings there.
-    policy: the checkpoint that acts, if one does. chooses: whether it learned to choose from a list. closing: what to
-    call at the end.
+    agent: who decides. trained_env: the env that it was trained in, if that is on record, with its
+    settings there. policy: the checkpoint that acts, if one does. chooses: whether it learned to
+    choose from a list. closing: what to call at the end.
     """
 
     def __init__(
@@ -182,7 +193,12 @@ class LoadedAgent:
         closing: Sequence[Any] = (),
     ) -> None:
         self.policy = policy
-        self._agent, self._trained_env, self._chooses, self._seed = agent, trained_env, chooses, seed
+        self._agent, self._trained_env, self._chooses, self._seed = (
+            agent,
+            trained_env,
+            chooses,
+            seed,
+        )
         self._env, self._numbers = _Program(rules), itertools.count()
         self._thread = LoopThread("reflectkit-agent")
         steps = (self._thread.close, *closing)
@@ -192,8 +208,8 @@ class LoadedAgent:
         """What it does about `seen`.
 
         Args:
-            seen: A text, a list of messages, or an `Observation`.
-            choices: The legal actions, in the order of training; default: those of the env that it was trained in, if
+            seen: A text, a list of messages, or an `Observation`. choices: The legal actions, in
+            the order of training; default: those of the env that it was trained in, if
                 they are the same in every state. Without choices it answers in words.
 
         Raises:
@@ -205,28 +221,44 @@ class LoadedAgent:
         return act
 
     async def act_async(self, seen: Seen, choices: Sequence[str] | None = ()) -> Act:
-        """`act` for coroutines, such as those of a server: while it waits, others run, and their requests share its
-        batch.
+        """`act` for coroutines, such as those of a server: while it waits, others run, and their
+        requests share its batch.
         """
-        (act,) = await asyncio.wrap_future(self._running().submit(self._act(self._request(seen, choices))))
+        (act,) = await asyncio.wrap_future(
+            self._running().submit(self._act(self._request(seen, choices)))
+        )
         return act
 
-    def act_batch(self, seen: Sequence[Seen], choices: Sequence[str] | Sequence[Sequence[str]] = ()) -> list[Act]:
-        """What it does about each of `seen`, in one batch. choices: for all of them, or a list for each."""
+    def act_batch(
+        self, seen: Sequence[Seen], choices: Sequence[str] | Sequence[Sequence[str]] = ()
+    ) -> list[Act]:
+        """What it does about each of `seen`, in one batch. choices: for all of them, or a list for
+        each.
+        """
         if isinstance(seen, str | Observation):
             raise ConfigError("act_batch takes a list of what is seen; for one, call act")
         shared = not choices or all(isinstance(choice, str) for choice in choices)
         each: Sequence[Any] = [choices] * len(seen) if shared else choices
         if len(each) != len(seen):
-            raise ConfigError(f"{len(seen)} observations and {len(each)} lists of choices; give one for each")
+            raise ConfigError(
+                f"{len(seen)} observations and {len(each)} lists of choices; give one for each"
+            )
         requests = [self._request(*pair) for pair in zip(seen, each, strict=True)]
         return self._running().result(self._act(*requests))
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The whole decision, with tokens and log-probabilities, in an episode that `rollout` plays."""
-        if self._trained_env is not None and (played := context.env.name) != (trained := self._trained_env[0].name):
-            warnings.warn(f"the policy was trained in env '{trained}', but plays in '{played}'", stacklevel=2)
-        return await asyncio.wrap_future(self._running().submit(self._agent.decide(observation, context)))
+        """The whole decision, with tokens and log-probabilities, in an episode that `rollout`
+        plays.
+        """
+        if self._trained_env is not None and (played := context.env.name) != (
+            trained := self._trained_env[0].name
+        ):
+            warnings.warn(
+                f"the policy was trained in env '{trained}', but plays in '{played}'", stacklevel=2
+            )
+        return await asyncio.wrap_future(
+            self._running().submit(self._agent.decide(observation, context))
+        )
 
     def close(self) -> None:
         """End its thread and its connections."""
@@ -245,28 +277,37 @@ class LoadedAgent:
         return self._thread
 
     def _request(self, seen: Seen, choices: Sequence[str] | None) -> tuple[Observation, Context]:
-        """What is asked, with the actions of the env that the policy was trained in if none are given; its seed is the
-        number of the request.
+        """What is asked, with the actions of the env that the policy was trained in if none are
+        given; its seed is the number of the request.
 
-        Raises ConfigError where these differ from state to state, and for a conversation in which earlier comments are
-        missing.
+        Raises ConfigError where these differ from state to state, and for a conversation in which
+        earlier comments are missing.
         """
         observation = observation_of(seen, choices)
         is_begun = "assistant" in [message.role for message in observation.messages]
         if observation.replies and getattr(self._agent, "reflector", None) and is_begun:
-            raise ConfigError("in a conversation the policy reads its earlier comments, too: play it with `rollout`")
+            raise ConfigError(
+                "in a conversation the policy reads its earlier comments, too: play it with"
+                " `rollout`"
+            )
         offered = bool(observation.choices or observation.tools or observation.replies)
         if self._trained_env is not None and not offered:
             env, settings = self._trained_env
             kind = env.action_kind(settings)
-            if isinstance(own := getattr(getattr(env, "plain_type", env), "choices", None), tuple | list):
+            if isinstance(
+                own := getattr(getattr(env, "plain_type", env), "choices", None), tuple | list
+            ):
                 observation = dataclasses.replace(observation, choices=tuple(own))
             elif kind == "tools":
                 raise ConfigError(
-                    f"the policy was trained in env '{env.name}', which offers tools: pass its Observation"
+                    f"the policy was trained in env '{env.name}', which offers tools: pass"
+                    " its Observation"
                 )
             elif kind == "choice":
-                raise ConfigError(f"the policy was trained in env '{env.name}', where it chooses: give choices=[…]")
+                raise ConfigError(
+                    f"the policy was trained in env '{env.name}', where it chooses: give"
+                    " choices=[…]"
+                )
         elif self._chooses and not offered:
             raise ConfigError("the policy was trained to choose: give choices=[…]")
         return observation, Context(derive(self._seed, "act", next(self._numbers)), self._env)
@@ -279,7 +320,9 @@ class LoadedAgent:
                 raise AgentError(str(wrong))
             action, comment = decision.action, decision.reflection
             if isinstance(action, int):
-                acts.append(Act(observation.choices[action], action, comment, decision.probabilities))
+                acts.append(
+                    Act(observation.choices[action], action, comment, decision.probabilities)
+                )
             elif isinstance(action, ToolUse):
                 acts.append(Act(action.text, None, comment, calls=action.calls))
             else:
@@ -315,13 +358,19 @@ def _trained_with(policy: ModelRef | None) -> dict[str, Any]:
 
 
 def _trained_env(policy: ModelRef | None) -> tuple[type[Env], Any] | None:
-    """The env that the policy was trained in, with its settings there; None if that is not on record."""
+    """The env that the policy was trained in, with its settings there; None if that is not on
+    record.
+    """
     name = None if policy is None else policy.facts.get("env")
     if policy is None or not isinstance(name, str):
         return None
     try:
         kind = env_class(name)
-        own = {key: value for key, value in _trained_with(policy).items() if key in kind.Settings.model_fields}
+        own = {
+            key: value
+            for key, value in _trained_with(policy).items()
+            if key in kind.Settings.model_fields
+        }
         return kind, build(kind.Settings, own)
     except ReflectkitError:  # of a module or a version that is not here
         return None

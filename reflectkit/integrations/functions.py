@@ -1,8 +1,8 @@
 """The commands as functions: `reflectkit.rlft(env=Maze, model="tiny", max_steps=60)`.
 
-Settings have the names of the flags. An environment is a name or a class, also one of a notebook's cell; a model may be
-the result of an earlier call. Each returns a `Result`. Mistakes raise `ReflectkitError`, and Ctrl-C leaves a run that
-the same call resumes.
+Settings have the names of the flags. An environment is a name or a class, also one of a notebook's
+cell; a model may be the result of an earlier call. Each returns a `Result`. Mistakes raise
+`ReflectkitError`, and Ctrl-C leaves a run that the same call resumes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ from reflectkit.jsonl import read_json, read_jsonl
 if TYPE_CHECKING:
     import pandas
 
-    from reflectkit.integrations.keywords import EvaluateSettings, GenTrajectorySettings, RlftSettings, SftSettings
+    from reflectkit.integrations.keywords import (
+        EvaluateSettings,
+        GenTrajectorySettings,
+        RlftSettings,
+        SftSettings,
+    )
 
 EnvLike = str | type
 """An environment: what `--env` takes, or its class."""
@@ -67,11 +72,17 @@ class Result:
 
     @property
     def held_out(self) -> pandas.DataFrame:
-        """The outcome of each held-out problem of `rlft`: player (before, after or random), task, success, return."""
+        """The outcome of each held-out problem of `rlft`: player (before, after or random), task,
+        success, return.
+        """
         import pandas
 
         path = self._existing("held_out.json")
-        rows = [{"player": player, **row} for player, outcomes in read_json(path).items() for row in outcomes]
+        rows = [
+            {"player": player, **row}
+            for player, outcomes in read_json(path).items()
+            for row in outcomes
+        ]
         return pandas.DataFrame(rows)
 
     @property
@@ -80,8 +91,14 @@ class Result:
         return load_agent(str(self.folder))
 
     def plot(self, **settings: Any) -> Picture:
-        """The picture of `reflectkit plot`: curves of a training run, bars of an evaluation. settings: as its flags."""
-        source = {"evals": (self.folder,)} if self.report.stage == "evaluate" else {"runs": (str(self.folder),)}
+        """The picture of `reflectkit plot`: curves of a training run, bars of an evaluation.
+        settings: as its flags.
+        """
+        source = (
+            {"evals": (self.folder,)}
+            if self.report.stage == "evaluate"
+            else {"runs": (str(self.folder),)}
+        )
         return Picture(call("plot", source | settings).report.outputs[0])
 
     def _existing(self, name: str) -> Path:
@@ -101,7 +118,12 @@ class Result:
 
     def _repr_html_(self) -> str:
         """The tables of the report, for a notebook."""
-        return "\n".join([*map(_html, self.report.tables), f"<p><code>{html.escape(str(self.folder))}</code></p>"])
+        return "\n".join(
+            [
+                *map(_html, self.report.tables),
+                f"<p><code>{html.escape(str(self.folder))}</code></p>",
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -117,29 +139,37 @@ class Picture:
         return self.path.read_text(encoding="utf-8") if self.path.suffix == ".svg" else None
 
 
-def rlft(env: EnvLike, env_settings: Mapping[str, Any] | None = None, **settings: Unpack[RlftSettings]) -> Result:
-    """Train a policy by online RL, as `reflectkit rlft` does. env_settings: those of the environment, or of an
-    algorithm or sampler of your own.
+def rlft(
+    env: EnvLike, env_settings: Mapping[str, Any] | None = None, **settings: Unpack[RlftSettings]
+) -> Result:
+    """Train a policy by online RL, as `reflectkit rlft` does. env_settings: those of the
+    environment, or of an algorithm or sampler of your own.
     """
     return call("rlft", {"env": env, **(env_settings or {}), **settings})
 
 
-def sft(env: EnvLike, env_settings: Mapping[str, Any] | None = None, **settings: Unpack[SftSettings]) -> Result:
+def sft(
+    env: EnvLike, env_settings: Mapping[str, Any] | None = None, **settings: Unpack[SftSettings]
+) -> Result:
     """Fine-tune one player on demonstrations, as `reflectkit sft` does."""
     return call("sft", {"env": env, **(env_settings or {}), **settings})
 
 
 def evaluate(
-    env: EnvLike, env_settings: Mapping[str, Any] | None = None, **settings: Unpack[EvaluateSettings]
+    env: EnvLike,
+    env_settings: Mapping[str, Any] | None = None,
+    **settings: Unpack[EvaluateSettings],
 ) -> Result:
-    """Compare players on the same held-out problems, as `reflectkit evaluate` does. policy: one player or several; a
-    mapping names them.
+    """Compare players on the same held-out problems, as `reflectkit evaluate` does. policy: one
+    player or several; a mapping names them.
     """
     return call("evaluate", {"env": env, **(env_settings or {}), **settings})
 
 
 def gen_trajectory(
-    env: EnvLike, env_settings: Mapping[str, Any] | None = None, **settings: Unpack[GenTrajectorySettings]
+    env: EnvLike,
+    env_settings: Mapping[str, Any] | None = None,
+    **settings: Unpack[GenTrajectorySettings],
 ) -> Result:
     """Generate demonstrations, as `reflectkit gen-trajectory` does."""
     return call("gen-trajectory", {"env": env, **(env_settings or {}), **settings})
@@ -153,9 +183,13 @@ def call(stage: str, settings: Mapping[str, Any]) -> Result:
         env = values.get("env")
         if isinstance(env, type):
             values["env"] = name_of(env)
-            several = f"{env.__name__} is a class of this program, which other processes do not know"
+            several = (
+                f"{env.__name__} is a class of this program, which other processes do not know"
+            )
             if int(values.get("processes", 1)) > 1:
-                raise ConfigError(f"{several}; leave out processes, or save it in a file and pass 'FILE.py:CLASS'")
+                raise ConfigError(
+                    f"{several}; leave out processes, or save it in a file and pass 'FILE.py:CLASS'"
+                )
             if not has_source(env):
                 progress.news(f"{env.__name__} has no source here, so this run cannot be resumed")
         for name in PLAYERS:
@@ -171,7 +205,9 @@ def _player(value: Any) -> Any:
     """A player as text: a result stands for what it trained, and a mapping names its players."""
     if isinstance(value, Mapping):
         players = {name: _player(player) for name, player in value.items()}
-        return tuple(player if player == name else f"{name}={player}" for name, player in players.items())
+        return tuple(
+            player if player == name else f"{name}={player}" for name, player in players.items()
+        )
     if isinstance(value, list | tuple):
         return tuple(map(_player, value))
     return str(value.folder) if isinstance(value, Result) else str(value)
@@ -184,7 +220,8 @@ def _html(table: Table) -> str:
     return f"<table><caption>{html.escape(table.title)}</caption><tr>{heads}</tr>{body}</table>"
 
 
-# ----------------------------------------------------------------------------------------------------------- progress
+# -----------------------------------------------------------------------------------------------------------
+# progress
 
 
 @contextmanager
@@ -233,5 +270,7 @@ class _NotebookBar(Bar):
 
     @override
     def advance(self, amount: int = 1, **figures: float) -> None:
-        self._bar.set_postfix({name: f"{value:.3g}" for name, value in figures.items()}, refresh=False)
+        self._bar.set_postfix(
+            {name: f"{value:.3g}" for name, value in figures.items()}, refresh=False
+        )
         self._bar.update(amount)

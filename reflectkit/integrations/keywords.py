@@ -1,4 +1,4 @@
-"""The settings that `reflectkit.rlft` and its like take, for editors; written by docs/python_keywords.py."""
+"""The settings of `reflectkit.rlft` and its like, for editors; from docs/python_keywords.py."""
 
 from __future__ import annotations
 

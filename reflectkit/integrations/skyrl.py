@@ -1,12 +1,13 @@
 """Each env as a text env of SkyRL (github.com/NovaSky-AI/SkyRL), through its package `skyrl-gym`.
 
-    from reflectkit.integrations import skyrl
-    name = skyrl.register("support", brief=False)  # "reflectkit/support"; call it in the process that trains
-    skyrl.write_rows("train.jsonl", skyrl.rows("support", task_file="data/support/train.json"))
+    from reflectkit.integrations import skyrl name = skyrl.register("support", brief=False)  #
+    "reflectkit/support"; call it in the process that trains skyrl.write_rows("train.jsonl",
+    skyrl.rows("support", task_file="data/support/train.json"))
 
-A row has the first prompt, and the task as JSON text: datasets would give the data of all tasks the same fields. The
-model answers with the number of a choice, a call of a tool (in the plain form or inside `<tool_call>`), or words. What
-an env shows comes as messages of the user, because SkyRL gives chat templates no tools. skyrl_gym is imported on use.
+A row has the first prompt, and the task as JSON text: datasets would give the data of all tasks the
+same fields. The model answers with the number of a choice, a call of a tool (in the plain form or
+inside `<tool_call>`), or words. What an env shows comes as messages of the user, because SkyRL
+gives chat templates no tools. skyrl_gym is imported on use.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ AROUND = "*`\"'[](){}<>$., "
 def register(env: str, name: str = "", **settings: Any) -> str:
     """Register env `env` with these settings: the id, "reflectkit/ENV" unless `name` is given.
 
-    Registering the same again changes nothing. Raises ConfigError for other settings under the same id, and what the
-    env's settings raise.
+    Registering the same again changes nothing. Raises ConfigError for other settings under the same
+    id, and what the env's settings raise.
     """
     from skyrl_gym.envs.registration import register as add
     from skyrl_gym.envs.registration import registry
@@ -65,20 +66,31 @@ def register(env: str, name: str = "", **settings: Any) -> str:
     if name not in registry:
         add(id=name, entry_point=f"{__name__}:TextEnv", kwargs=arguments)
     elif registry[name].kwargs != arguments:
-        raise ConfigError(f"{name!r} is registered with {registry[name].kwargs}; give these settings another name=")
+        raise ConfigError(
+            f"{name!r} is registered with {registry[name].kwargs}; give these settings another"
+            " name="
+        )
     return name
 
 
 def rows(
-    env: str, level: str = "", task_file: Path | str | None = None, *, name: str = "", seed: int = 0, **settings: Any
+    env: str,
+    level: str = "",
+    task_file: Path | str | None = None,
+    *,
+    name: str = "",
+    seed: int = 0,
+    **settings: Any,
 ) -> list[dict[str, Any]]:
-    """A row of SkyRL's dataset for each problem: `prompt`, `env_class`, `data_source`, `task`, `level` and `seed`.
+    """A row of SkyRL's dataset for each problem: `prompt`, `env_class`, `data_source`, `task`,
+    `level` and `seed`.
 
-    level: the problems' level; default: the env's last, or any in a file. task_file: problems for an env that does not
-    list its own. name: as in `register`. seed: each problem's own start is derived from it. The episodes of a row are
-    one group, because they start alike.
+    level: the problems' level; default: the env's last, or any in a file. task_file: problems for
+    an env that does not list its own. name: as in `register`. seed: each problem's own start is
+    derived from it. The episodes of a row are one group, because they start alike.
 
-    Raises UnknownNameError: no such env or level. ConfigError, DataError: no problems, or wrong settings.
+    Raises UnknownNameError: no such env or level. ConfigError, DataError: no problems, or wrong
+    settings.
     """
     setup = _setup(env, settings)
     made = []
@@ -87,13 +99,19 @@ def rows(
         inner: Any = setup.make(setup.horizon_at(task.level))
         with contextlib.closing(inner):
             prompt = _View(rules_of(inner)).first(shared_result_of(inner.reset(task, start)))
-        row = {"prompt": prompt, "env_class": name or f"{PREFIX}{env}", "data_source": f"{task.env}/{task.level}"}
+        row = {
+            "prompt": prompt,
+            "env_class": name or f"{PREFIX}{env}",
+            "data_source": f"{task.env}/{task.level}",
+        }
         made.append(row | {"task": json.dumps(to_json(task)), "level": task.level, "seed": start})
     return made
 
 
 def write_rows(path: Path | str, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Write `rows` as JSON lines, or as Parquet if the name ends in .parquet. Raises ConfigError for another ending."""
+    """Write `rows` as JSON lines, or as Parquet if the name ends in .parquet. Raises ConfigError
+    for another ending.
+    """
     path = Path(path)
     if path.suffix in (".jsonl", ".json"):
         write_jsonl(path, rows)
@@ -146,7 +164,10 @@ def _text_env() -> type[Any]:
             setup = _setup(env, {**settings, **dict(env_config or {})})
             row = extras or {}
             try:
-                self.task, self.seed = from_json(Task, json.loads(row["task"]), path="SkyRL's row"), int(row["seed"])
+                self.task, self.seed = (
+                    from_json(Task, json.loads(row["task"]), path="SkyRL's row"),
+                    int(row["seed"]),
+                )
             except (KeyError, TypeError, ValueError):
                 fix = "make the rows with reflectkit.integrations.skyrl.rows"
                 raise DataError("SkyRL's row", f"has no task and seed; {fix}") from None
@@ -158,7 +179,9 @@ def _text_env() -> type[Any]:
             self.success: bool | None = False
 
         def init(self, prompt: list[dict[str, str]]) -> tuple[list[dict[str, str]], dict[str, Any]]:
-            """The first prompt: that of the row, but with SkyRL's limit on turns where the rules name one."""
+            """The first prompt: that of the row, but with SkyRL's limit on turns where the rules
+            name one.
+            """
             try:
                 return self.view.first(shared_result_of(self.inner.reset(self.task, self.seed))), {}
             except EnvironmentFailure as failure:
@@ -184,7 +207,8 @@ def _text_env() -> type[Any]:
             self.figures |= result.info.get("figures", {}) | result.info.get("last_figures", {})
             self.success = result.info.get("success")
             over = result.terminated or result.truncated
-            penalty = self.inner.truncation_penalty(0) if late and not over else 0.0  # illegal answers took its steps
+            # Illegal answers took its steps
+            penalty = self.inner.truncation_penalty(0) if late and not over else 0.0
             shown = self.view.next(result.observation)
             return self._output(shown, result.reward + penalty, over or late, result.info)
 
@@ -193,13 +217,23 @@ def _text_env() -> type[Any]:
             self.inner.close()
 
         def get_metrics(self) -> dict[str, float]:
-            """Success, if it is reported, return, turns, illegal answers, and the env's own figures, of an episode."""
+            """Success, if it is reported, return, turns, illegal answers, and the env's own
+            figures, of an episode.
+            """
             own = {} if self.success is None else {"success": float(self.success)}
-            own |= {"return": self.total, "turns": float(self.turns), "illegal": float(self.illegal)}
+            own |= {
+                "return": self.total,
+                "turns": float(self.turns),
+                "illegal": float(self.illegal),
+            }
             return own | {"failed": float(bool(self.failure))} | self.figures
 
         def _output(
-            self, messages: list[dict[str, str]], reward: float, done: bool, metadata: dict[str, Any]
+            self,
+            messages: list[dict[str, str]],
+            reward: float,
+            done: bool,
+            metadata: dict[str, Any],
         ) -> BaseTextEnvStepOutput:
             self.total += reward
             return BaseTextEnvStepOutput(
@@ -215,8 +249,8 @@ def _text_env() -> type[Any]:
 
 
 class _View:
-    """What the model reads of an env's observations, as messages for a chat template without tools; and what it means
-    by an answer. rules: the env's.
+    """What the model reads of an env's observations, as messages for a chat template without tools;
+    and what it means by an answer. rules: the env's.
     """
 
     def __init__(self, rules: str) -> None:
@@ -227,12 +261,19 @@ class _View:
         """The first prompt: the rules, and what can be answered, as the system's message."""
         self._observation = observation
         messages = observation.messages if observation.replies else ()
-        system = [message.content for message in messages if message.role == "system"] or [self.rules]
+        system = [message.content for message in messages if message.role == "system"] or [
+            self.rules
+        ]
         if observation.tools:
-            system += [tools_text(observation.tools), TURN_RULES if observation.replies else PLAIN_RULES]
+            system += [
+                tools_text(observation.tools),
+                TURN_RULES if observation.replies else PLAIN_RULES,
+            ]
         elif observation.choices:
             system.append(CHOICE_RULES)
-        rest = [message for message in messages if message.role != "system"] or [Message("user", observation.text)]
+        rest = [message for message in messages if message.role != "system"] or [
+            Message("user", observation.text)
+        ]
         head = {"role": "system", "content": encodable("\n\n".join(system))}
         return [head, *self._messages(rest, observation.choices)]
 
@@ -242,10 +283,14 @@ class _View:
         if observation.replies:
             new = observation.messages[len(self._observation.messages) :]
         self._observation = observation
-        return self._messages([message for message in new if message.role != "assistant"], observation.choices)
+        return self._messages(
+            [message for message in new if message.role != "assistant"], observation.choices
+        )
 
     def read(self, text: str) -> int | str | ToolUse:
-        """The action that an answer names. Raises IllegalActionError, whose message is for the model."""
+        """The action that an answer names. Raises IllegalActionError, whose message is for the
+        model.
+        """
         observation = self._observation
         if observation.choices:
             return read_choice(text, observation.choices)
@@ -254,26 +299,35 @@ class _View:
             return parse(text, observation.tools, form, replies=observation.replies)
         return text if observation.replies else one_line(after_thought(text))
 
-    def _messages(self, messages: Sequence[Message], choices: Sequence[str]) -> list[dict[str, str]]:
-        """`messages` from the user, in one where several follow each other: some templates insist on turns."""
+    def _messages(
+        self, messages: Sequence[Message], choices: Sequence[str]
+    ) -> list[dict[str, str]]:
+        """`messages` from the user, in one where several follow each other: some templates insist
+        on turns.
+        """
         shown: list[dict[str, str]] = []
         for message in messages:
             role = "assistant" if message.role == "assistant" else "user"
             result = f"{RESULT_MARKER} {message.name}: " if message.name else ""
-            content = result + (message.content if role == "assistant" else harmless(message.content))
+            content = result + (
+                message.content if role == "assistant" else harmless(message.content)
+            )
             if shown and shown[-1]["role"] == role:
                 shown[-1]["content"] += f"\n\n{encodable(content)}"
             else:
                 shown.append({"role": role, "content": encodable(content)})
         if choices and shown:
-            listed = "\n".join(f"{label(index)} {encodable(choice)}" for index, choice in enumerate(choices))
+            listed = "\n".join(
+                f"{label(index)} {encodable(choice)}" for index, choice in enumerate(choices)
+            )
             shown[-1]["content"] += f"\nActions:\n{listed}"
         return shown
 
 
 def read_choice(text: str, choices: Sequence[str]) -> int:
-    """The index of the choice that an answer names by its label or its full text, behind any reasoning: as all of the
-    answer, after its last "Action:", "Answer:" or "Choice:", or as its last line.
+    """The index of the choice that an answer names by its label or its full text, behind any
+    reasoning: as all of the answer, after its last "Action:", "Answer:" or "Choice:", or as its
+    last line.
 
     >>> read_choice("<think>Is 0 better?</think>Action: **1**", ("south", "north"))
     1
@@ -293,9 +347,13 @@ def read_choice(text: str, choices: Sequence[str]) -> int:
             if exact or chosen in (name, f"{mark.casefold()} {name}", f"{mark.casefold()}. {name}"):
                 return index
     last = len(choices) - 1
-    raise IllegalActionError(f"{words[-40:]!r} names no action; answer with a number from 0 to {last}")
+    raise IllegalActionError(
+        f"{words[-40:]!r} names no action; answer with a number from 0 to {last}"
+    )
 
 
 def harmless(text: str) -> str:
-    """What users and tools say, with a zero-width space in what chat templates and tokenizers read as a mark."""
+    """What users and tools say, with a zero-width space in what chat templates and tokenizers read
+    as a mark.
+    """
     return MARKS.sub(lambda mark: f"{mark[0][0]}{UNSEEN}{mark[0][1:]}", as_data(text))

@@ -1,12 +1,15 @@
-"""One folder per run: `config.json` first, `report.json` last, so that a report means the stage is complete.
+"""One folder per run: `config.json` first, `report.json` last, so that a report means the stage is
+complete.
 
-A run is found again by its identity, its stage, settings and the contents of its inputs as config.json records them, so
-the same command resumes its own unfinished run and skips its finished one.
+A run is found again by its identity, its stage, settings and the contents of its inputs as
+config.json records them, so the same command resumes its own unfinished run and skips its finished
+one.
 
 - Without `--name` a run gets the next number, `8_rlft`. A run that fails before it has made anything gives its number
 back.
 - With `--name` it gets that folder. A run that is there with another identity is in the way: an error, unless `--force`
-  replaces it or `--keep` puts the new one next to it, as NAME.2. `run` names its steps so, with `--keep`.
+  replaces it or `--keep` puts the new one next to it, as NAME.2. `run` names its steps so, with
+  `--keep`.
 - A run that differs only in its limits, as in --max-steps, is continued if more is asked for, and skipped if it has
   done as much already. With `--keep` it is a run with other settings.
 """
@@ -63,21 +66,33 @@ class RunConfig(Config):
     results_dir: Path = option(Path("results"), help="Folder for runs.", identity=False)
     name: str = option(
         "",
-        help="Folder of the run in --results-dir, e.g. taxi/policy; default: numbered, e.g. 8_rlft.",
+        help=(
+            "Folder of the run in --results-dir, e.g. taxi/policy; default: numbered, e.g. 8_rlft."
+        ),
         identity=False,
         essential=True,
     )
     seed: int = option(
-        0, help="Random seed; the same seed gives the same result.", ge=0, le=2**32 - 1, essential=True
+        0,
+        help="Random seed; the same seed gives the same result.",
+        ge=0,
+        le=2**32 - 1,
+        essential=True,
     )  # as in numpy
     threads: int = option(
-        1, help="CPU threads per process; other numbers change rounding and therefore the weights.", ge=1
+        1,
+        help="CPU threads per process; other numbers change rounding and therefore the weights.",
+        ge=1,
     )
     force: bool = option(
-        False, help="Run again even if a finished run exists; with --name, replace its folder.", identity=False
+        False,
+        help="Run again even if a finished run exists; with --name, replace its folder.",
+        identity=False,
     )
     keep: bool = option(
-        False, help="If --name has a run with other settings, keep it and use NAME.2, NAME.3, …", identity=False
+        False,
+        help="If --name has a run with other settings, keep it and use NAME.2, NAME.3, …",
+        identity=False,
     )
 
     @field_validator("name")
@@ -86,7 +101,8 @@ class RunConfig(Config):
         for part in name.split("/") if name else ():
             if not _NAME_PART.fullmatch(part) or NUMBERED.fullmatch(part):
                 raise ConfigError(
-                    f"--name {name!r}: use letters, digits, _, -, . and @, and / between folders, as in taxi/policy;"
+                    f"--name {name!r}: use letters, digits, _, -, . and @, and / between"
+                    " folders, as in taxi/policy;"
                     " folders like 8_rlft are for runs without a name"
                 )
         return name
@@ -96,7 +112,10 @@ def _numbered(results_dir: Path) -> list[tuple[int, str, Path]]:
     """(number, stage, folder) of the runs without a name, the newest first."""
     folders = results_dir.iterdir() if results_dir.is_dir() else ()
     named = [(NUMBERED.fullmatch(folder.name), folder) for folder in folders]
-    return sorted(((int(match[1]), match[2], path) for match, path in named if match and path.is_dir()), reverse=True)
+    return sorted(
+        ((int(match[1]), match[2], path) for match, path in named if match and path.is_dir()),
+        reverse=True,
+    )
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -109,26 +128,33 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def runs_of(results_dir: Path, stage: str) -> Iterator[Path]:
-    """The runs of `stage` in `results_dir`: numbered ones, newest first, then named ones; none of other results
-    folders inside it (`results/seed0`).
+    """The runs of `stage` in `results_dir`: numbered ones, newest first, then named ones; none of
+    other results folders inside it (`results/seed0`).
     """
     yield from (folder for _, name, folder in _numbered(results_dir) if name == stage)
     for place, inside, files in os.walk(results_dir):
         folder = Path(place)
         if folder == results_dir or "config.json" not in files:
-            inside[:] = sorted(name for name in inside if not name.startswith(".") and not NUMBERED.fullmatch(name))
+            inside[:] = sorted(
+                name for name in inside if not name.startswith(".") and not NUMBERED.fullmatch(name)
+            )
             continue
         inside.clear()
         record = read_record(folder)
-        if record.get("name") == folder.relative_to(results_dir).as_posix() and record.get("stage") == stage:
+        if (
+            record.get("name") == folder.relative_to(results_dir).as_posix()
+            and record.get("stage") == stage
+        ):
             yield folder
 
 
 def find_run(run: RunConfig, identity: Identity) -> Path | None:
-    """The run with this identity: in any folder, or with `--name` in its folder and those that `--keep` put next to
-    it. Otherwise the longest of those that have it but for their limits, and can be continued or skipped.
+    """The run with this identity: in any folder, or with `--name` in its folder and those that
+    `--keep` put next to it. Otherwise the longest of those that have it but for their limits, and
+    can be continued or skipped.
 
-    Raises DataError if there is none and one is damaged, which would otherwise silently start again.
+    Raises DataError if there is none and one is damaged, which would otherwise silently start
+    again.
     """
     runs = named_runs(run) if run.name else list(runs_of(run.results_dir, identity.stage))
     same = next((folder for folder in runs if identity.fits(read_record(folder))), None)
@@ -148,12 +174,20 @@ def named_runs(run: RunConfig) -> list[Path]:
     return [first, *_beside(first)] if run.keep else [first]
 
 
-def new_folder(run: RunConfig, identity: Identity, again: bool, holding: contextlib.ExitStack) -> Path:
-    """A new folder with its config.json, whose lock `holding` keeps. A run that it replaces is removed."""
+def new_folder(
+    run: RunConfig, identity: Identity, again: bool, holding: contextlib.ExitStack
+) -> Path:
+    """A new folder with its config.json, whose lock `holding` keeps. A run that it replaces is
+    removed.
+    """
     try:
         run.results_dir.mkdir(parents=True, exist_ok=True)
         while True:
-            folder = _place(run, identity, again) if run.name else _next_number(run.results_dir, identity.stage)
+            folder = (
+                _place(run, identity, again)
+                if run.name
+                else _next_number(run.results_dir, identity.stage)
+            )
             replaces = (folder / "config.json").exists()
             folder.mkdir(parents=True, exist_ok=True)
             with contextlib.ExitStack() as attempt:
@@ -182,21 +216,28 @@ def new_folder(run: RunConfig, identity: Identity, again: bool, holding: context
         if error.errno in NO_ROOM:
             raise
         raise ConfigError(
-            f"cannot write to {error.filename or run.results_dir} ({error.strerror}); choose another folder with"
+            f"cannot write to {error.filename or run.results_dir} ({error.strerror}); choose"
+            " another folder with"
             " --results-dir"
         ) from None
 
 
 def _next_number(results_dir: Path, stage: str) -> Path:
-    """The folder after the last that is a run, or that another process is making one; a kill may have left it empty."""
+    """The folder after the last that is a run, or that another process is making one; a kill may
+    have left it empty.
+    """
     taken = [
-        number for number, _, folder in _numbered(results_dir) if (folder / "config.json").exists() or is_locked(folder)
+        number
+        for number, _, folder in _numbered(results_dir)
+        if (folder / "config.json").exists() or is_locked(folder)
     ]
     return results_dir / f"{max(taken, default=0) + 1}_{stage}"
 
 
 def _empty(folder: Path) -> None:
-    """Remove what a replaced run made. Its report goes first, so that after a kill it is an unfinished run."""
+    """Remove what a replaced run made. Its report goes first, so that after a kill it is an
+    unfinished run.
+    """
     (folder / "report.json").unlink(missing_ok=True)
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
@@ -206,13 +247,19 @@ def _empty(folder: Path) -> None:
 
 
 def _place(run: RunConfig, identity: Identity, again: bool) -> Path:
-    """The folder of a new named run; an existing one will be replaced. Raises ConfigError if that is not allowed."""
+    """The folder of a new named run; an existing one will be replaced. Raises ConfigError if that
+    is not allowed.
+    """
     first = run.results_dir / run.name
     for above in list(first.parents)[: run.name.count("/")]:
         if (above / "config.json").exists():
             raise ConfigError(f"--name {run.name}: {above} is a run; choose a name outside it")
     if run.keep:
-        same = [folder for folder in [first, *_beside(first)] if run.force and identity.fits(intact_record(folder))]
+        same = [
+            folder
+            for folder in [first, *_beside(first)]
+            if run.force and identity.fits(intact_record(folder))
+        ]
         if not same:
             others = (first.with_name(f"{first.name}.{number}") for number in itertools.count(2))
             return next(folder for folder in itertools.chain([first], others) if _is_free(folder))
@@ -220,17 +267,28 @@ def _place(run: RunConfig, identity: Identity, again: bool) -> Path:
     if _is_free(first):
         return first
     if not (first / "config.json").is_file():
-        raise ConfigError(f"--name {run.name}: {first} already exists and is not a run; choose another name")
+        raise ConfigError(
+            f"--name {run.name}: {first} already exists and is not a run; choose another name"
+        )
     record = read_record(first)
     if record.get("stage", identity.stage) != identity.stage:
-        raise ConfigError(f"--name {run.name}: {first} is a run of {record['stage']}; choose another name")
+        raise ConfigError(
+            f"--name {run.name}: {first} is a run of {record['stage']}; choose another name"
+        )
     if not run.force:
-        conflict = "already a run" if again else f"a run with other settings or inputs ({identity.difference(record)})"
+        conflict = (
+            "already a run"
+            if again
+            else f"a run with other settings or inputs ({identity.difference(record)})"
+        )
         fixes = f"use --force to replace it or --keep to make {run.name}.2, or choose another name"
         raise ConfigError(f"--name {run.name}: {first} is {conflict}; {fixes}")
-    if inside := [path for path in identity.inputs if Path(path).resolve().is_relative_to(first.resolve())]:
+    if inside := [
+        path for path in identity.inputs if Path(path).resolve().is_relative_to(first.resolve())
+    ]:
         raise ConfigError(
-            f"--name {run.name}: --force would remove {inside[0]}, which this run reads; choose another name"
+            f"--name {run.name}: --force would remove {inside[0]}, which this run reads;"
+            " choose another name"
         )
     return first
 
@@ -238,14 +296,22 @@ def _place(run: RunConfig, identity: Identity, again: bool) -> Path:
 def _beside(first: Path) -> list[Path]:
     """The existing folders among NAME.2, NAME.3, …"""
     numbered = re.compile(re.escape(first.name) + r"\.(\d{1,9})")
-    matches = [(int(match[1]), path) for path in first.parent.glob("*") if (match := numbered.fullmatch(path.name))]
+    matches = [
+        (int(match[1]), path)
+        for path in first.parent.glob("*")
+        if (match := numbered.fullmatch(path.name))
+    ]
     return [path for _, path in sorted(matches)]
 
 
 def _is_free(folder: Path) -> bool:
-    """Whether `folder` does not exist, or has only what a kill leaves before there is a config.json."""
+    """Whether `folder` does not exist, or has only what a kill leaves before there is a
+    config.json.
+    """
     if folder.is_dir():
-        return all(path.name == LOCK or path.name.startswith(TEMPORARY_PREFIX) for path in folder.iterdir())
+        return all(
+            path.name == LOCK or path.name.startswith(TEMPORARY_PREFIX) for path in folder.iterdir()
+        )
     return not folder.exists() and not folder.is_symlink()
 
 
@@ -257,7 +323,16 @@ def write_permission(folder: Path) -> None:
         raise ConfigError(f"cannot write to {folder}; choose another folder with --data-dir")
 
 
-RECORDED_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "gymnasium")
+RECORDED_PACKAGES = (
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "gymnasium",
+)
 CHECKSUM = "sha256"  # key of the checksum over the other entries of a config.json
 HASHED_WHOLE = 256 * 2**20  # bytes; a larger file is identified by its size and modification time
 
@@ -270,8 +345,8 @@ EARLIER = "earlier_max_steps"
 
 @dataclass(frozen=True)
 class Identity:
-    """What identifies a run. inputs: digests by path. limits: names of settings that only say when a run ends, STEPS
-    among them.
+    """What identifies a run. inputs: digests by path. limits: names of settings that only say when
+    a run ends, STEPS among them.
     """
 
     stage: str
@@ -287,11 +362,15 @@ class Identity:
         recorded, asked = dict(settings), dict(self.settings)
         if but_for_limits:
             recorded |= {name: asked[name] for name in self.limits}
-        return record.get("stage") == self.stage and record.get("inputs") == self.inputs and recorded == asked
+        return (
+            record.get("stage") == self.stage
+            and record.get("inputs") == self.inputs
+            and recorded == asked
+        )
 
     def extends(self, folder: Path, record: Mapping[str, Any]) -> bool:
-        """Whether `record`, of the run in `folder`, has this identity with other limits, and that run can be continued
-        to these, or has reached them.
+        """Whether `record`, of the run in `folder`, has this identity with other limits, and that
+        run can be continued to these, or has reached them.
         """
         if not self.limits or not self.fits(record, but_for_limits=True):
             return False
@@ -304,11 +383,17 @@ class Identity:
         """The seed, or the first setting, or else input, that differs in `record`."""
         inputs = record["inputs"]
         recorded = record["settings"]
-        for name in sorted({*recorded, *self.settings}, key=lambda name: (name != "seed", name)):  # models depend on it
+        # Models depend on it
+        for name in sorted({*recorded, *self.settings}, key=lambda name: (name != "seed", name)):
             if recorded.get(name) != self.settings.get(name):
                 shown_name = name if name.isupper() or name.startswith("$") else flag(name)
-                return f"{shown_name} {_shown(recorded.get(name))} there, {_shown(self.settings.get(name))} here"
-        changed = [path for path in {**self.inputs, **inputs} if self.inputs.get(path) != inputs.get(path)]
+                return (
+                    f"{shown_name} {_shown(recorded.get(name))} there,"
+                    f" {_shown(self.settings.get(name))} here"
+                )
+        changed = [
+            path for path in {**self.inputs, **inputs} if self.inputs.get(path) != inputs.get(path)
+        ]
         return f"{changed[0]} was different" if changed else "another process made it just now"
 
 
@@ -319,10 +404,16 @@ def digest(path: Path) -> str:
     """
     try:
         if path.is_dir():
-            text = "\n".join(f"{file.relative_to(path)} {digest(file)}" for file in visible_files(path))
+            text = "\n".join(
+                f"{file.relative_to(path)} {digest(file)}" for file in visible_files(path)
+            )
             return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
         facts = path.stat()
-        return sha256(path) if facts.st_size <= HASHED_WHOLE else f"{facts.st_size} bytes, {facts.st_mtime_ns} ns"
+        return (
+            sha256(path)
+            if facts.st_size <= HASHED_WHOLE
+            else f"{facts.st_size} bytes, {facts.st_mtime_ns} ns"
+        )
     except FileNotFoundError:
         raise missing(path) from None
     except PermissionError as error:
@@ -343,18 +434,27 @@ def circumstances() -> dict[str, Any]:
     commit = ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-        commit = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        commit = subprocess.run(
+            command, capture_output=True, text=True, timeout=5, check=True
+        ).stdout.strip()
     return {"versions": versions, "commit": commit}
 
 
 def intact_record(folder: Path) -> dict[str, Any]:
-    """The content of `config.json` in `folder`; empty if it is missing. Raises DataError if it is damaged."""
+    """The content of `config.json` in `folder`; empty if it is missing. Raises DataError if it is
+    damaged.
+    """
     if not (folder / "config.json").exists():
         return {}
     record = read_record(folder)
-    if not isinstance(record.get("settings"), dict) or record.get(CHECKSUM) not in (None, record_checksum(record)):
+    if not isinstance(record.get("settings"), dict) or record.get(CHECKSUM) not in (
+        None,
+        record_checksum(record),
+    ):
         fixes = f"restore it to resume that run, or remove {folder}; --force starts a new run"
-        raise DataError(folder / "config.json", f"is damaged and may belong to this command; {fixes}")
+        raise DataError(
+            folder / "config.json", f"is damaged and may belong to this command; {fixes}"
+        )
     return record
 
 
@@ -364,7 +464,11 @@ def read_record(folder: Path) -> dict[str, Any]:
         record = read_json(folder / "config.json")
     except (DataError, NotADirectoryError):
         return {}
-    parts = [record, record.get("settings", {}), record.get("inputs", {})] if isinstance(record, dict) else [None]
+    parts = (
+        [record, record.get("settings", {}), record.get("inputs", {})]
+        if isinstance(record, dict)
+        else [None]
+    )
     return record if all(isinstance(part, dict) for part in parts) else {}
 
 
@@ -373,7 +477,11 @@ def differing_settings(folders: Iterable[Path]) -> list[str]:
     settings = [record.get("settings", {}) for folder in folders if (record := read_record(folder))]
     names = dict.fromkeys(name for one in settings for name in one if name != "seed")
     values = {name: {dumps(one.get(name)) for one in settings} for name in names}
-    return [name for name, found in values.items() if len(found) > 1 and not any("/" in text for text in found)]
+    return [
+        name
+        for name, found in values.items()
+        if len(found) > 1 and not any("/" in text for text in found)
+    ]
 
 
 def record_checksum(record: Mapping[str, Any]) -> str:
@@ -407,19 +515,27 @@ class Run:
 
 @contextlib.contextmanager
 def open_run(
-    stage: str, config: Any, inputs: Sequence[Path] = (), *, again: bool = False, limits: Collection[str] = ()
+    stage: str,
+    config: Any,
+    inputs: Sequence[Path] = (),
+    *,
+    again: bool = False,
+    limits: Collection[str] = (),
 ) -> Iterator[Run]:
-    """The run of `stage` with these settings and inputs: the finished one, the unfinished one, or a new one.
+    """The run of `stage` with these settings and inputs: the finished one, the unfinished one, or a
+    new one.
 
-    config: the settings of the stage, a `Config` with a `run: RunConfig`. again: always a new one. limits: settings in
-    which an earlier run may differ, see `Identity`. A run whose body raises before it has written anything leaves no
-    folder.
+    config: the settings of the stage, a `Config` with a `run: RunConfig`. again: always a new one.
+    limits: settings in which an earlier run may differ, see `Identity`. A run whose body raises
+    before it has written anything leaves no folder.
 
-    Raises DataError: an input is missing. ConfigError: the results folder cannot be written to, another process holds
-    the run, or a run with another identity has its name.
+    Raises DataError: an input is missing. ConfigError: the results folder cannot be written to,
+    another process holds the run, or a run with another identity has its name.
     """
     use_threads(config.run.threads)
-    identity = Identity(stage, identifying(config), {str(path): digest(path) for path in inputs}, limits)
+    identity = Identity(
+        stage, identifying(config), {str(path): digest(path) for path in inputs}, limits
+    )
     while True:
         existing = None if config.run.force or again else find_run(config.run, identity)
         with contextlib.ExitStack() as stack:
@@ -437,7 +553,11 @@ def open_run(
             sweep(folder)
             report = _finished(stage, folder)
             is_same = existing is None or identity.fits(record)
-            if report is not None and not is_same and report.figures["steps"] < identity.settings[STEPS]:
+            if (
+                report is not None
+                and not is_same
+                and report.figures["steps"] < identity.settings[STEPS]
+            ):
                 report = None
             if report is None:
                 (folder / "report.json").unlink(missing_ok=True)
@@ -447,7 +567,11 @@ def open_run(
             except BaseException:  # it goes if it has made nothing
                 with contextlib.suppress(OSError):
                     sweep(folder)
-                    written = {path.name for path in folder.rglob("*") if path.is_file() and path.stat().st_size}
+                    written = {
+                        path.name
+                        for path in folder.rglob("*")
+                        if path.is_file() and path.stat().st_size
+                    }
                     if written <= {"config.json"}:
                         shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -467,10 +591,11 @@ def _continue(folder: Path, identity: Identity) -> None:
 
 
 def finished_as(stage: str, config: Any) -> Report | None:
-    """The finished run of `stage` with the name and settings of `config`, if no file that it read or made has changed.
+    """The finished run of `stage` with the name and settings of `config`, if no file that it read
+    or made has changed.
 
-    Read from the run's own record, without importing the stage's libraries. None does not mean that there is none: a
-    stage may record other settings than it was given.
+    Read from the run's own record, without importing the stage's libraries. None does not mean that
+    there is none: a stage may record other settings than it was given.
     """
     if config.run.force or not config.run.name:
         return None
@@ -504,28 +629,41 @@ CHECKSUMS = "checksums.json"
 
 
 def seal(folder: Path) -> None:
-    """Write the SHA-256 of every file in and below `folder` to its checksums.json, as the last step of writing it."""
+    """Write the SHA-256 of every file in and below `folder` to its checksums.json, as the last step
+    of writing it.
+    """
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS)
-    write_json(folder / CHECKSUMS, {path.relative_to(folder).as_posix(): sha256(path) for path in files})
+    write_json(
+        folder / CHECKSUMS, {path.relative_to(folder).as_posix(): sha256(path) for path in files}
+    )
 
 
 def verify(folder: Path) -> None:
-    """Raises CheckpointError, naming the file, unless `folder` holds exactly the files that were sealed."""
+    """Raises CheckpointError, naming the file, unless `folder` holds exactly the files that were
+    sealed.
+    """
     checksums = _recorded(folder)
-    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {CHECKSUMS}
+    present = {
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    } - {CHECKSUMS}
     for name in sorted({*checksums, *present}):
         if name not in checksums:
-            raise CheckpointError(f"{folder / name} is not listed in {CHECKSUMS}; move it out of the checkpoint")
+            raise CheckpointError(
+                f"{folder / name} is not listed in {CHECKSUMS}; move it out of the checkpoint"
+            )
         if name not in present:
             raise CheckpointError(f"{folder / name} is missing, although {CHECKSUMS} lists it")
         if sha256(folder / name) != checksums[name]:
-            raise CheckpointError(f"{folder / name} is damaged: its checksum differs from the one in {CHECKSUMS}")
+            raise CheckpointError(
+                f"{folder / name} is damaged: its checksum differs from the one in {CHECKSUMS}"
+            )
 
 
 def refuse_damage(folder: Path) -> None:
-    """Raises CheckpointError, naming the file, if one of `folder` has another checksum than the one it was sealed with,
-    there or as a part of the folder above. Files that are missing, or were never sealed, are not looked at. Raises
-    DataError for a pipe or a device in the folder, which would be read without an end.
+    """Raises CheckpointError, naming the file, if one of `folder` has another checksum than the one
+    it was sealed with, there or as a part of the folder above. Files that are missing, or were
+    never sealed, are not looked at. Raises DataError for a pipe or a device in the folder, which
+    would be read without an end.
     """
     for path in folder.iterdir() if folder.is_dir() else ():
         refuse_device(path)
@@ -534,7 +672,8 @@ def refuse_damage(folder: Path) -> None:
             path = place / name
             if path.is_relative_to(folder) and path.is_file() and sha256(path) != expected:
                 raise CheckpointError(
-                    f"{path} is damaged: its checksum differs from the one in {place / CHECKSUMS}; train it again, or"
+                    f"{path} is damaged: its checksum differs from the one in"
+                    f" {place / CHECKSUMS}; train it again, or"
                     f" delete {CHECKSUMS} if you changed the file yourself"
                 )
 
@@ -544,4 +683,6 @@ def _recorded(folder: Path) -> dict[str, str]:
     try:
         return dict(read_json(folder / CHECKSUMS))
     except (DataError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder} has no readable {CHECKSUMS}, so it is incomplete ({error})") from None
+        raise CheckpointError(
+            f"{folder} has no readable {CHECKSUMS}, so it is incomplete ({error})"
+        ) from None

@@ -1,4 +1,6 @@
-"""Build, the second of sft's four steps: the model of an `SFTRun`, its rows as tokens, and TRL's trainer."""
+"""Build, the second of sft's four steps: the model of an `SFTRun`, its rows as tokens, and TRL's
+trainer.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ from reflectkit.train.sft.trainers import (
 )
 
 SCRATCH_STEPS, PRETRAINED_STEPS = (20, 600, 3000), (5, 100, 3000)
-"""(passes over the rows, fewest steps, most steps) by default, for random weights and for others."""
+"""(passes over the rows, fewest steps, most steps) by default, for random weights and for others.
+"""
 TRAINER_FOLDER = "trainer"
 """The folder of TRL's own checkpoints, in that of a run; it goes when training has ended."""
 
@@ -313,7 +316,9 @@ def build_trainer(training: Training) -> Any:
 
 
 def _arguments(training: Training, *, is_prepared: bool) -> Any:
-    """The arguments of TRL's trainer. is_prepared: whether TRL leaves the columns of rows as they are."""
+    """The arguments of TRL's trainer. is_prepared: whether TRL leaves the columns of rows as they
+    are.
+    """
     config, optim, steps = training.run.config, training.run.config.optim, training.steps
     model = training.player.model
     on_cpu = next(model.parameters()).device.type == "cpu"

@@ -34,7 +34,8 @@ class TinyConfig(Config):
     )
     token_pattern: str = option(
         "",
-        help="Regular expression of the pieces of text that a tiny model's tokens may not cross; default: words,"
+        help="Regular expression of the pieces of text that a tiny model's tokens may not cross;"
+        " default: words,"
         " numbers and signs, as in GPT-2.",
     )
     copy_steps: int = option(
@@ -42,7 +43,10 @@ class TinyConfig(Config):
     )
     init_range: float | None = option(
         None,
-        help="Standard deviation of a tiny model's initial weights; default: 0.06 for tiny, 0.04 for the others.",
+        help=(
+            "Standard deviation of a tiny model's initial weights; default: 0.06 for tiny, 0.04"
+            " for the others."
+        ),
         gt=0,
         le=1,
     )
@@ -54,12 +58,14 @@ class SFTConfig(Config):
     env: str = option(help=ENV_HELP)
     settings: Any = problem_settings("env")
     role: Literal["reflection", "policy", "plain", "think"] = option(
-        help="Which player: reflection, policy (acts on comments), plain (acts without), or think (comments, then"
+        help="Which player: reflection, policy (acts on comments), plain (acts without), or think"
+        " (comments, then"
         " acts)."
     )
     typed: bool = option(
         False,
-        help="With --role reflection: a reflector that answers the environment's questions with probabilities, on the"
+        help="With --role reflection: a reflector that answers the environment's questions with"
+        " probabilities, on the"
         " rows of gen-sft --questions.",
         essential=True,
     )
@@ -70,12 +76,18 @@ class SFTConfig(Config):
     )
     model: str = option(
         "tiny",
-        help="tiny, tiny-hybrid or tiny-gpt2 (from scratch), smollm2-135m, a model folder, or a Hugging Face id.",
+        help=(
+            "tiny, tiny-hybrid or tiny-gpt2 (from scratch), smollm2-135m, a model folder, or a"
+            " Hugging Face id."
+        ),
         essential=True,
     )
     max_steps: int = option(
         0,
-        help="Gradient steps; 0: as many as the number of rows asks for, and fewer once held-out rows gain nothing.",
+        help=(
+            "Gradient steps; 0: as many as the number of rows asks for, and fewer once held-out"
+            " rows gain nothing."
+        ),
         ge=0,
         essential=True,
     )
@@ -87,12 +99,14 @@ class SFTConfig(Config):
     )
     validate_file: Path | None = option(
         None,
-        help="Held-out rows to measure on; default without --max-steps and --epochs: the file of the same name in the"
+        help="Held-out rows to measure on; default without --max-steps and --epochs: the file of the"
+        " same name in the"
         " folder held-out next to the rows, if there is one.",
     )
     hold_out: float | None = option(
         None,
-        help="Share of the rows to hold out and measure on; default: 0.1 without --max-steps, --epochs and other"
+        help="Share of the rows to hold out and measure on; default: 0.1 without --max-steps,"
+        " --epochs and other"
         " held-out rows, else 0.",
         ge=0,
         le=0.5,
@@ -104,7 +118,8 @@ class SFTConfig(Config):
     )
     patience: int | None = option(
         None,
-        help="Measurements in a row without a gain in the probability of held-out answers, or in accuracy, that end"
+        help="Measurements in a row without a gain in the probability of held-out answers, or in"
+        " accuracy, that end"
         " training; 0: none do; default: 5 without --max-steps and --epochs, else 0.",
         ge=0,
     )
@@ -119,7 +134,10 @@ class SFTConfig(Config):
     )
     max_length: int = option(
         0,
-        help="Maximum tokens per row, and the context length of a tiny model; 0: what the longest row needs.",
+        help=(
+            "Maximum tokens per row, and the context length of a tiny model; 0: what the longest"
+            " row needs."
+        ),
         ge=0,
         essential=True,
     )
@@ -129,7 +147,10 @@ class SFTConfig(Config):
     group_by_length: bool = option(False, help="Batch rows of similar lengths, for less padding.")
     share_prefixes: bool = option(
         False,
-        help="Train on rows that begin alike together, and read what they share once; --batch-size counts such groups.",
+        help=(
+            "Train on rows that begin alike together, and read what they share once;"
+            " --batch-size counts such groups."
+        ),
     )
     gradient_checkpointing: bool = option(
         False, help="Save memory by recomputing activations; about a third slower."
@@ -161,7 +182,9 @@ class SFTConfig(Config):
     @classmethod
     @override
     def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The role and the environment that the file of the rows is named for: `data/taxi/sft_policy.jsonl`."""
+        """The role and the environment that the file of the rows is named for:
+        `data/taxi/sft_policy.jsonl`.
+        """
         file = values.get("task_file")
         if not isinstance(file, str | Path):
             return {}

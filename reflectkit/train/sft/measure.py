@@ -17,17 +17,18 @@ from reflectkit.train.sft.trainers import decision_losses
 
 PROBABILITY, LOSS, ACCURACY = "validation_probability", "validation_loss", "validation_accuracy"
 """The figures of a measurement. The first decides which checkpoint is best: it is how often sampled
-play takes the demonstrated action. The loss rises as soon as a model is sure of a wrong answer, long
-before it plays best.
+play takes the demonstrated action. The loss rises as soon as a model is sure of a wrong answer,
+long before it plays best.
 """
 LEAST_GAIN = 0.001
-"""By how much the probability has to rise; a model that is sure of all answers gains less for ever."""
+"""By how much the probability has to rise; a model that is sure of all answers gains less for ever.
+"""
 
 
 @torch.no_grad()
 def measure(model: Any, rows: Sequence[Encoded], batch_size: int) -> dict[str, float]:
-    """How well the model, without dropout, gives the answers in `rows`, which are their stretches of
-    trained tokens.
+    """How well the model, without dropout, gives the answers in `rows`, which are their stretches
+    of trained tokens.
 
     PROBABILITY, LOSS: means over the trained tokens; the latter in nats. ACCURACY: share of the
     answers each token of which is the most likely one after those before it.

@@ -1,4 +1,5 @@
-"""Resolve, the first of sft's four steps: what the settings leave open is decided once, in a frozen `SFTRun`.
+"""Resolve, the first of sft's four steps: what the settings leave open is decided once, in a frozen
+`SFTRun`.
 
 Nothing here imports torch, so that a mistake in the rows is told at once.
 """

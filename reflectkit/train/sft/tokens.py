@@ -134,7 +134,8 @@ def _end_token(tokenizer: Any) -> int:
     """The token after which an answer ends. Raises CheckpointError if there is none."""
     if tokenizer.eos_token_id is None:
         raise CheckpointError(
-            "the model's tokenizer has no end token, so its answers would never end; set eos_token in"
+            "the model's tokenizer has no end token, so its answers would never end; set"
+            " eos_token in"
             " tokenizer_config.json"
         )
     return int(tokenizer.eos_token_id)
@@ -152,7 +153,10 @@ def _label_ids(source: Path, row: Row, listing: str, completion: str, tokenizer:
     if len(tokens) != 1:
         raise DataError(
             source,
-            f"the answer {completion!r} is {len(tokens)} tokens of this tokenizer, and the prompt does not list it",
+            (
+                f"the answer {completion!r} is {len(tokens)} tokens of this tokenizer, and the"
+                " prompt does not list it"
+            ),
             line=row.line,
             field="completion",
         )

@@ -59,8 +59,8 @@ class Share:
 
 class SharingTrainer(SFTTrainer):
     """SFTTrainer whose batches do not depend on the number of processes: each process takes its
-    share of every batch of one process, also of the last in an epoch, where accelerate would fill up
-    with rows of the first.
+    share of every batch of one process, also of the last in an epoch, where accelerate would fill
+    up with rows of the first.
     """
 
     data_collator: Any
@@ -149,13 +149,12 @@ class CompletionTrainer(SharingTrainer):
 
 
 def collate_decisions(rows: Sequence[Mapping[str, Any]], pad_id: int) -> dict[str, Any]:
-    """B decisions, or groups of them that share a prompt, as a batch, padded on the right to T tokens.
+    """B decisions, or groups of them that share a prompt, as a batch, padded on the right to T
+    tokens.
 
-    Returns
-    -------
-    input_ids and attention_mask (B, T); the options' tokens, which are offered, and shares as they
-    are; and as labels one number for each decision, for the trainer to count: of labels that are not
-    shifted it would leave out the first.
+    Returns ------- input_ids and attention_mask (B, T); the options' tokens, which are offered, and
+    shares as they are; and as labels one number for each decision, for the trainer to count: of
+    labels that are not shifted it would leave out the first.
     """
     width = max(len(row["input_ids"]) for row in rows)
     ids_BT = torch.full((len(rows), width), pad_id)
