@@ -17,12 +17,14 @@ from typing import Any
 
 from reflectkit.console import Table
 from reflectkit.data.episodes import SUCCESS
+from reflectkit.evals.aggregate import completed, differences, player_rows
 from reflectkit.evals.plot import Curve
+from reflectkit.evals.rows import EpisodeRow, Estimate, PlayerRow
 from reflectkit.evals.stats import mean_interval, mean_p
-from reflectkit.evals.tables import Json, completed, differences, p_columns, pooled
+from reflectkit.evals.tables import p_columns
 from research.forest import Interval
 from research.packs import Pack
-from research.seeds import seed_differences
+from research.seeds import SeedDifference, seed_differences
 
 EQUIVALENT = 3.0
 """Points of success within which two players are called equivalent."""
@@ -108,19 +110,20 @@ def effects(pack: Pack) -> list[Effect]:
 
 def _successes(pack: Pack) -> list[Effect]:
     found = []
-    seeds = [completed(seed.episodes) for seed in pack.seeds.values()]
+    seeds = [completed([EpisodeRow.read(line) for line in seed.episodes]) for seed in pack.seeds.values()]
     for first, second in dict.fromkeys(pack.comparisons):
-        parts = [[one for one in episodes if one["name"] in (first, second)] for episodes in seeds]
+        parts = [[episode for episode in episodes if episode.name in (first, second)] for episodes in seeds]
         of_several = seed_differences({"": [part for part in parts if part]}, pack.measure)
-        levels = {one["level"] for one in of_several}
-        rest = [[one for one in part if one["level"] not in levels] for part in parts]
-        of_one = [one for part in rest for one in differences(part) if one["figure"] == pack.measure]
-        for one in [*of_several, *of_one]:
-            sign = 1 if one["first"] == first else -1
-            ends = sorted((sign * 100 * one["low"], sign * 100 * one["high"]))
-            difference = sign * 100 * one["difference"] + 0.0
-            facts = (difference, *ends, one.get("seeds", 1), one["tasks"], one["p"])
-            found.append(Effect(pack.title, first, second, pack.measure, one["level"], *facts))
+        levels = {gap.level for gap in of_several}
+        rest = [[episode for episode in part if episode.level not in levels] for part in parts]
+        of_one = [gap for part in rest for gap in differences(part) if gap.figure == pack.measure]
+        for gap in [*of_several, *of_one]:
+            sign = 1 if gap.first == first else -1
+            low, high = (-math.inf if gap.low is None else gap.low), (math.inf if gap.high is None else gap.high)
+            ends = sorted((sign * 100 * low, sign * 100 * high))
+            seed_count = gap.seeds if isinstance(gap, SeedDifference) else 1
+            facts = (sign * 100 * gap.difference + 0.0, *ends, seed_count, gap.tasks, gap.p)
+            found.append(Effect(pack.title, first, second, pack.measure, gap.level, *facts))
     return found
 
 
@@ -155,17 +158,18 @@ def same_seeds(pack: Pack, figure: str) -> bool:
     return len(set(map(frozenset, filter(None, names)))) <= 1
 
 
-def success_rows(pack: Pack) -> list[dict[str, Any]]:
-    """The rows of eval.json of all players, over all seeds. Where each player is an arm with a curve, or an arm at
+def success_rows(pack: Pack) -> list[PlayerRow]:
+    """The rows of all players, over all seeds. Where each player is an arm with a curve, or an arm at
     another stage ("ARM, SFT"), they are in the order of stages, and in each stage in that of the curves.
     """
-    rows = pooled([list(seed.episodes) for seed in pack.seeds.values() if seed.episodes])
+    parts = [[EpisodeRow.read(line) for line in seed.episodes] for seed in pack.seeds.values()]
+    rows = player_rows([part for part in parts if part])
     arms = list(dict.fromkeys(curve.name for seed in pack.seeds.values() for curve in seed.curves))
-    parts = {row["name"]: row["name"].partition(", ") for row in rows}
-    if any(arm not in arms for arm, _, _ in parts.values()):
+    names = {row.name: row.name.partition(", ") for row in rows}
+    if any(arm not in arms for arm, _, _ in names.values()):
         return rows
-    stages = sorted(dict.fromkeys(stage for _, _, stage in parts.values()), key=bool)  # the final one first
-    return sorted(rows, key=lambda row: (stages.index(parts[row["name"]][2]), arms.index(parts[row["name"]][0])))
+    stages = sorted(dict.fromkeys(stage for _, _, stage in names.values()), key=bool)  # the final one first
+    return sorted(rows, key=lambda row: (stages.index(names[row.name][2]), arms.index(names[row.name][0])))
 
 
 def success_groups(packs: Sequence[Pack]) -> dict[str, list[Interval]]:
@@ -173,22 +177,21 @@ def success_groups(packs: Sequence[Pack]) -> dict[str, list[Interval]]:
     groups: dict[str, list[Interval]] = {}
     for pack in packs:
         rows = success_rows(pack)
-        several = len({row["level"] for row in rows}) > 1
+        several = len({row.level for row in rows}) > 1
         title = pack.title if pack.measure == SUCCESS else f"{pack.title}: {pack.measure}"
         for row in rows:
-            label = f"{row['name']}, {row['level']}" if several else row["name"]
+            label = f"{row.name}, {row.level}" if several else row.name
             mean, low, high = estimate(row, pack.measure)
             one = Interval(label, 100 * mean, 100 * low, 100 * high, len(pack.seeds) == 1)
             groups.setdefault(title, []).append(one)
     return groups
 
 
-def estimate(row: Json, measure: str) -> tuple[float, float, float]:
-    """(mean, low, high) of a row of `success_rows`."""
-    if measure == SUCCESS:
-        return row["success"], row["low"], row["high"]
-    figure = row["figures"].get(measure, {"mean": 0.0, "low": 0.0, "high": 0.0})
-    return figure["mean"], figure["low"], figure["high"]
+def estimate(row: PlayerRow, measure: str) -> tuple[float, float, float]:
+    """(mean, low, high) of a row of `success_rows`; 0 without the measure, and infinite ends where they are unknown."""
+    figure = row.estimate(measure) or Estimate(0.0, 0.0, 0.0)
+    low = -math.inf if figure.low is None else figure.low
+    return figure.mean, low, math.inf if figure.high is None else figure.high
 
 
 def forest_groups(found: Sequence[Effect]) -> dict[str, list[Interval]]:

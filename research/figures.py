@@ -7,9 +7,10 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Self
+from typing import Self
 
 from pydantic import model_validator
 
@@ -18,7 +19,8 @@ from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.evals.plot import draw_curves
-from reflectkit.evals.tables import figures_tables, markdown, table
+from reflectkit.evals.rows import PlayerRow
+from reflectkit.evals.tables import figures_tables, markdown, players_table
 from reflectkit.jsonl import text_of, write_text
 from reflectkit.runs.run import RunConfig, open_run
 from research.effects import (
@@ -133,7 +135,7 @@ def draw_packs(
         draw_intervals(success_groups(packs), axis, out, limits=PERCENT)
         rows = {pack.title: (pack.measure, success_rows(pack)) for pack in packs}
         numbers = {
-            f"{title}: {row['name']} {row['level']}": estimate(row, measure)[0]
+            f"{title}: {row.name} {row.level}": estimate(row, measure)[0]
             for title, (measure, some) in rows.items()
             for row in some
         }
@@ -152,12 +154,10 @@ def draw_packs(
     return tables, numbers
 
 
-def _tables(title: str, rows: list[dict[str, Any]], measure: str) -> list[Table]:
+def _tables(title: str, rows: list[PlayerRow], measure: str) -> list[Table]:
     """The players' table, with one of their `measure` if it is not success."""
-    of_measure = [
-        row | {"figures": {measure: row["figures"].get(measure)}} for row in rows if measure in row.get("figures", {})
-    ]
-    return [table(title, rows), *figures_tables(of_measure)]
+    of_measure = [replace(row, figures={measure: row.figures[measure]}) for row in rows if measure in row.figures]
+    return [players_table(title, rows), *figures_tables(of_measure)]
 
 
 def _draw_effects(

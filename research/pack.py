@@ -19,8 +19,9 @@ from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import read_compared
 from reflectkit.errors import ConfigError, DataError
+from reflectkit.evals.aggregate import reported_figures, task_clusters
 from reflectkit.evals.plot import read_curves
-from reflectkit.evals.tables import Json, clusters_of, reported_figures
+from reflectkit.evals.rows import EpisodeRow, Json
 from reflectkit.jsonl import read_json
 from reflectkit.runs.run import HASHED_WHOLE, RunConfig, digest, read_record, write_permission
 from research.packs import Curve, Pack, Seed, figures_kept, is_pack, merged, players, read_pack, write_pack
@@ -166,7 +167,7 @@ def _read(config: PackConfig, path: Path) -> tuple[int, Seed]:
     several = Counter(name for part in parts.values() for name in {str(one["name"]) for one in part})
     episodes: list[dict[str, Any]] = []
     for step, part in parts.items():
-        cluster = clusters_of(part)
+        cluster = task_clusters(map(EpisodeRow.read, part))
         for one in part:
             name = f"{one['name']} ({step})" if several[one["name"]] > 1 else one["name"]
             episodes.append({**one, "name": name, "cluster": cluster[one["task"]]})
@@ -213,8 +214,9 @@ def counted_as_0(parts: Mapping[str, Sequence[Json]]) -> list[str]:
     """Sentences about the figures that one of several evaluations, given by name, never has at a level where another
     one has them: it may have been recorded before the env reported them.
     """
-    by_part = {name: reported_figures(part) for name, part in parts.items()}
-    every = reported_figures([episode for part in parts.values() for episode in part])
+    rows = {name: [EpisodeRow.read(line) for line in part] for name, part in parts.items()}
+    by_part = {name: reported_figures(part) for name, part in rows.items()}
+    every = reported_figures([episode for part in rows.values() for episode in part])
     return [
         f"{name}: no episode at level {level} reports {', '.join(sorted(missing))}, as others do; counted as 0 there"
         for name, reported in by_part.items()

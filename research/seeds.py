@@ -5,92 +5,107 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from reflectkit.console import Table
 from reflectkit.data.episodes import SUCCESS
+from reflectkit.evals.aggregate import task_clusters
+from reflectkit.evals.rows import Difference, EpisodeRow
 from reflectkit.evals.stats import Array, Clusters, by_cluster, by_task, mean_interval, mean_p, paired
-from reflectkit.evals.tables import Json, clusters_of, paired_table
 
 REPLICATES = 10_000
 ROUNDING = 1e-12
 """A replicate that is no further from 0 is 0: it is a sum of rounded numbers."""
 
 
-def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]], measure: str = SUCCESS) -> list[dict[str, Any]]:
-    """Differences in success between any two players on the same level, from the lines of episodes.jsonl of each
-    evaluation, by its step, and each seed. A player that several evaluations have is told apart by the step. measure:
-    one of the env's figures that is a share, instead of success; an episode without it counts 0.
-
-    Each is `{level, first, second, difference, low, high, p, seeds, tasks, by_seed}`: first minus second, the mean over
-    seeds of the mean over the tasks that both finished. low, high: the widest of three intervals, within -1 to 1: those
-    of `interval_over_seeds`, and the paired one over tasks, since seeds that play the same tasks are not independent.
-    p: the largest of the three. Of two players, the one that is met first is the first one, in whatever order other
-    seeds have them.
+@dataclass(frozen=True)
+class SeedDifference(Difference):
+    """A difference between two players over several training seeds: the mean over seeds of the mean over the tasks that
+    both finished. tasks: of all seeds.
     """
-    gaps: dict[tuple[str, str, str], list[dict[str, float]]] = {}
-    clusters: dict[tuple[str, str, str], list[list[list[float]]]] = {}
+
+    seeds: int
+    by_seed: tuple[float, ...]
+    """The difference on each."""
+
+
+Pair = tuple[str, str, str]
+"""A level, and two players there."""
+
+
+def seed_differences(
+    by_step: Mapping[str, Sequence[Sequence[EpisodeRow]]], measure: str = SUCCESS
+) -> list[SeedDifference]:
+    """Differences in success between any two players on the same level, from the episodes of each evaluation, by its
+    step, and each seed. A player that several evaluations have gets the step into its name. measure: one of the env's
+    figures that is a share, instead of success; an episode without it counts 0.
+
+    The interval is the widest of three, within -1 to 1: those of `interval_over_seeds`, and the paired one over tasks,
+    since seeds that play the same tasks are not independent. p is the largest of the three. Of two players, the one
+    that is met first is the first one, in whatever order other seeds have them.
+    """
+    every = {step: [episode for part in parts for episode in part] for step, parts in by_step.items()}
+    levels = {episode.level for episodes in every.values() for episode in episodes if has(episode, measure)}
+    steps_of = Counter(name for episodes in every.values() for name in {episode.name for episode in episodes})
+
+    # 1. The gaps of each seed, by task
+    gaps: dict[Pair, list[dict[str, float]]] = {}
+    clusters: dict[Pair, list[list[list[float]]]] = {}
     cluster_of: dict[str, str] = {}
     places: dict[str, int] = {}
-    every = {step: [episode for part in parts for episode in part] for step, parts in by_step.items()}
-    levels = {episode["level"] for played in every.values() for episode in played if has(episode, measure)}
-    steps_of = Counter(name for played in every.values() for name in {episode["name"] for episode in played})
     for seed in zip(*by_step.values(), strict=True):
-        cluster: dict[str, str] = {}
+        seed_clusters: dict[str, str] = {}
         outcomes: dict[str, dict[str, list[tuple[str, float]]]] = {}
         for step, part in zip(by_step, seed, strict=True):
-            counted = [episode for episode in part if episode["status"] != "aborted"]
-            cluster |= clusters_of(counted)
-            cluster_of |= cluster
+            counted = [episode for episode in part if not episode.is_aborted]
+            seed_clusters |= task_clusters(counted)
+            cluster_of |= seed_clusters
             for episode in counted:
-                if episode["level"] not in levels:
+                if episode.level not in levels:
                     continue  # its env does not report the measure there
-                name = f"{episode['name']} ({step})" if steps_of[episode["name"]] > 1 else episode["name"]
+                name = f"{episode.name} ({step})" if steps_of[episode.name] > 1 else episode.name
                 places.setdefault(name, len(places))
-                played = outcomes.setdefault(episode["level"], {}).setdefault(name, [])
-                played.append((episode["task"], measured(episode, measure)))
+                of_player = outcomes.setdefault(episode.level, {}).setdefault(name, [])
+                of_player.append((episode.task, value_of(episode, measure)))
         for level, players in outcomes.items():
-            means = {name: by_task(played) for name, played in players.items()}
+            means = {name: by_task(values) for name, values in players.items()}
             for first, second in combinations(sorted(means, key=places.__getitem__), 2):
-                both = {
-                    task: value - means[second][task] for task, value in means[first].items() if task in means[second]
-                }
-                if both:
-                    gaps.setdefault((level, first, second), []).append(both)
-                    clusters.setdefault((level, first, second), []).append(by_cluster(both, cluster))
+                common = [task for task in means[first] if task in means[second]]
+                by_common = {task: means[first][task] - means[second][task] for task in common}
+                if by_common:
+                    gaps.setdefault((level, first, second), []).append(by_common)
+                    clusters.setdefault((level, first, second), []).append(by_cluster(by_common, seed_clusters))
+
+    # 2. Their means over the seeds
     compared = []
     for (level, first, second), by_seed in gaps.items():
         low, high, p = interval_over_seeds(clusters[level, first, second])
         if not math.isfinite(low):
             continue
-        means_of_tasks = by_task(pair for both in by_seed for pair in both.items())
-        over_tasks = paired(means_of_tasks, dict.fromkeys(means_of_tasks, 0.0), cluster_of)
-        means_of_seeds = [fmean(both.values()) for both in by_seed]
+        task_means = by_task(pair for of_seed in by_seed for pair in of_seed.items())
+        over_tasks = paired(task_means, dict.fromkeys(task_means, 0.0), cluster_of)
+        seed_means = tuple(fmean(of_seed.values()) for of_seed in by_seed)
         compared.append(
-            {
-                "level": level,
-                "first": first,
-                "second": second,
-                "difference": fmean(means_of_seeds),
-                "low": max(-1.0, min(low, over_tasks.low)),
-                "high": min(1.0, max(high, over_tasks.high)),
-                "p": max(p, over_tasks.p),
-                "seeds": len(by_seed),
-                "tasks": sum(map(len, by_seed)),
-                "by_seed": means_of_seeds,
-            }
+            SeedDifference(
+                figure=measure,
+                level=level,
+                first=first,
+                second=second,
+                difference=fmean(seed_means),
+                low=max(-1.0, min(low, over_tasks.low)),
+                high=min(1.0, max(high, over_tasks.high)),
+                p=max(p, over_tasks.p),
+                tasks=sum(map(len, by_seed)),
+                clusters=over_tasks.clusters,
+                seeds=len(by_seed),
+                by_seed=seed_means,
+            )
         )
     return compared
-
-
-def seed_differences_table(compared: Sequence[Json], measure: str = SUCCESS) -> Table:
-    """`seed_differences` as a table, in percentage points."""
-    title = f"Differences in {measure.replace('_', ' ')}, in points (the widest interval of seeds and problems)"
-    return paired_table(title, "first − second", compared, ("seeds", "tasks"))
 
 
 def interval_over_seeds(by_seed: Sequence[Clusters], seed: int = 0) -> tuple[float, float, float]:
@@ -144,14 +159,14 @@ def _replicates(by_seed: Sequence[Clusters], seed: int, replicates: int) -> Arra
     return sums_B / len(by_seed)
 
 
-def measured(episode: Mapping[str, Any], measure: str) -> float:
+def value_of(episode: EpisodeRow, measure: str) -> float:
     """An episode's success, 0 or 1, or the value of one of the env's figures, 0 if it has none."""
-    return float(episode.get("success", False) if measure == SUCCESS else episode.get("figures", {}).get(measure, 0.0))
+    return float(bool(episode.success)) if measure == SUCCESS else float(episode.figures.get(measure, 0.0))
 
 
-def has(episode: Mapping[str, Any], measure: str) -> bool:
+def has(episode: EpisodeRow, measure: str) -> bool:
     """Whether the episode has this measure."""
-    return measure == SUCCESS or measure in episode.get("figures", {})
+    return measure == SUCCESS or measure in episode.figures
 
 
 def no_share(episodes: Sequence[Mapping[str, Any]], measure: str) -> str:

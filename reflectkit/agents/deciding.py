@@ -45,11 +45,15 @@ class Decider:
     def __init__(self, agent: Agent, orders: int = 1) -> None:
         self.orders = orders
         decider: Any = copy.copy(agent)
-        decider.temperature = 0.0  # takes the likeliest option; probabilities are those of temperature 1
+        decider.temperature = (
+            0.0  # takes the likeliest option; probabilities are those of temperature 1
+        )
         decider.show = True
         self._agent = decider
 
-    async def answer(self, state: str, questions: Sequence[Question], context: Context) -> tuple[list[Decided], Usage]:
+    async def answer(
+        self, state: str, questions: Sequence[Question], context: Context
+    ) -> tuple[list[Decided], Usage]:
         """The answers, in the order of the questions. context: its seed draws what the agent writes first.
 
         Raises TooLongError. EnvironmentFailure: a server that decides gave no usable answer. Other ReflectkitErrors: a
@@ -60,10 +64,16 @@ class Decider:
         commentator: Any = getattr(self._agent, "commentator", None)
         comments: list[str | None] = [None] * len(questions)
         if getattr(commentator, "reads_choices", False):
-            seen = (Observation((Message("user", state),), question.options) for question in questions)
-            comments = list(await asyncio.gather(*(commentator.remark(each, context) for each in seen)))
+            seen = (
+                Observation((Message("user", state),), question.options) for question in questions
+            )
+            comments = list(
+                await asyncio.gather(*(commentator.remark(each, context) for each in seen))
+            )
         elif commentator is not None:
-            comments = [await commentator.remark(Observation((Message("user", state),)), context)] * len(questions)
+            comments = [
+                await commentator.remark(Observation((Message("user", state),)), context)
+            ] * len(questions)
         # 2. Every question in each of its orders, at once
         asked: list[tuple[int, tuple[int, ...], Observation]] = []
         for number, question in enumerate(questions):
@@ -73,13 +83,18 @@ class Decider:
             self._check_length(observation)
         agent = copy.copy(self._agent)
         agent.shares_prompts = len(asked) > 1
-        decisions = await asyncio.gather(*(_chosen(agent, observation, context) for *_, observation in asked))
+        decisions = await asyncio.gather(
+            *(_chosen(agent, observation, context) for *_, observation in asked)
+        )
         # 3. The mean over the orders of each question
         decided: list[Decided] = []
         for number in range(len(questions)):
-            places = [place for place, (of_question, *_) in enumerate(asked) if of_question == number]
+            places = [
+                place for place, (of_question, *_) in enumerate(asked) if of_question == number
+            ]
             shares = averaged(
-                [decisions[place].probabilities for place in places], [asked[place][1] for place in places]
+                [decisions[place].probabilities for place in places],
+                [asked[place][1] for place in places],
             )
             answer, first = Answer(shares), places[0]
             decision = replace(
@@ -100,7 +115,9 @@ class Decider:
             return
         limit = policy.context
         if len(state) > limit * _longest_token(policy.tokenizer):
-            raise TooLongError(f"the state has {len(state):,} characters, but the model reads {limit:,} tokens")
+            raise TooLongError(
+                f"the state has {len(state):,} characters, but the model reads {limit:,} tokens"
+            )
         length = len(prompt_ids(policy.tokenizer, state))
         if length > limit:
             raise TooLongError(f"the state has {length:,} tokens, but the model reads {limit:,}")

@@ -40,7 +40,9 @@ def options_of(observation: Observation, endpoint: Endpoint) -> tuple[str, ...]:
     """The actions as options, which must all differ and have words. Raises ConfigError for none, and for too many."""
     choices = tuple(map(encodable, observation.choices))
     if not choices:
-        raise ConfigError(f"{endpoint} chooses from a list of actions and writes nothing; use a chat model here")
+        raise ConfigError(
+            f"{endpoint} chooses from a list of actions and writes nothing; use a chat model here"
+        )
     if len(choices) > MOST_OPTIONS:
         most = f"{endpoint} chooses from at most {MOST_OPTIONS} actions, and a state has {len(choices)}"
         raise ConfigError(f"{most}; use another player")
@@ -70,7 +72,9 @@ def deciding_request(
     none, as for a policy that was trained here. more: further questions.
     """
     instructions = f"{rules_of(context.env)}\n\n{ASKED}".strip() if rules else ""
-    body = FORMS[endpoint.kind].request_body(encodable(observation.text), instructions, options, more)
+    body = FORMS[endpoint.kind].request_body(
+        encodable(observation.text), instructions, options, more
+    )
     name = f"{context.env.name}, step {len(context.turns) + 1}"
     return Request(name, (Message("user", json.dumps(body, ensure_ascii=False)),), 0, again=0)
 
@@ -97,7 +101,9 @@ class DecisionModel:
             return [(1.0,)], outcomes
         for order in Question("choice", "", options).orders(ORDERS):
             listed = [options[index] for index in order]
-            request = deciding_request(observation, context, endpoint, listed, rules=self.rules, more=more)
+            request = deciding_request(
+                observation, context, endpoint, listed, rules=self.rules, more=more
+            )
             read = partial(_read, FORMS[endpoint.kind], listed, more)
             outcomes.append(await self.client.ask(request, read))
             value, rejected = outcomes[-1].value, outcomes[-1].rejected
@@ -115,7 +121,9 @@ class DecisionModel:
         return sum(outcome.cost_usd for outcome in outcomes) if self.client.prices.known else None
 
 
-def _read(form: ModuleType, options: Sequence[str], more: Sequence[StateQuestion], text: str) -> tuple[Shares, ...]:
+def _read(
+    form: ModuleType, options: Sequence[str], more: Sequence[StateQuestion], text: str
+) -> tuple[Shares, ...]:
     """The probabilities in the text of an answer. Raises ValueError."""
     rows: tuple[Shares, ...] = form.read_probabilities(json.loads(text), options, more)
     return rows
@@ -133,7 +141,9 @@ class DecisionPolicy:
         decision = Decision(
             0,
             price_usd=self.model.price(outcomes),
-            unreadable=sum(outcome.rejected is not None and outcome.answers > 0 for outcome in outcomes),
+            unreadable=sum(
+                outcome.rejected is not None and outcome.answers > 0 for outcome in outcomes
+            ),
             tokens=sum(outcome.tokens for outcome in outcomes),
         )
         if not rows:
@@ -142,7 +152,9 @@ class DecisionPolicy:
         logprobs = [math.log(share) if share else -math.inf for share in shares]
         highest = max(logprobs)
         scaled = [(value - highest) / (self.temperature or 1.0) for value in logprobs]
-        entropy = -math.fsum(share * value for share, value in zip(shares, logprobs, strict=True) if share)
+        entropy = -math.fsum(
+            share * value for share, value in zip(shares, logprobs, strict=True) if share
+        )
         return replace(
             decision,
             action=draw(scaled, self.temperature, context.seed),
@@ -180,7 +192,9 @@ class DecisionReflector:
         who = f"the reflector {client.endpoint}"
         if last.rejected is None:
             await client.finish()
-            raise BudgetSpentError(f"{who} may not cost more; run the same command again with a larger --max-cost-usd")
+            raise BudgetSpentError(
+                f"{who} may not cost more; run the same command again with a larger --max-cost-usd"
+            )
         if last.rejected.unanswered:
             await client.finish()
             raise ApiError(f"{who} gave {last.reason}; {RESUMES}")

@@ -40,7 +40,11 @@ class Human:
         """A choice, calls (one per line, up to an empty line) or words; None if the person quits."""
         calls: list[ToolCall] = []
         names = [tool.name for tool in observation.tools]
-        question = ("Your call or reply: " if names else "Your reply: ") if observation.replies else "Your move: "
+        question = (
+            ("Your call or reply: " if names else "Your reply: ")
+            if observation.replies
+            else "Your move: "
+        )
         while True:
             if observation.tools and not observation.replies:
                 question = f"Call {len(calls) + 1}, or Enter to go on: "
@@ -59,7 +63,9 @@ class Human:
             else:
                 use = parse(text, observation.tools, PLAIN, replies=observation.replies)
                 if not use.calls and not use.errors and re.split(r"[^\w.:-]", text)[0] in names:
-                    self.progress.news(f"This is no call yet:\n{tools_text(observation.tools)}\n{TURN_RULES}")
+                    self.progress.news(
+                        f"This is no call yet:\n{tools_text(observation.tools)}\n{TURN_RULES}"
+                    )
                     continue
                 if observation.replies and text and not use.errors:
                     return use
@@ -104,7 +110,9 @@ def choice_of(text: str, choices: Sequence[str]) -> int:
     if len(fitting) == 1:
         return fitting[0]
     problem = "may be several choices" if fitting else "is no choice"
-    raise IllegalActionError(f"{text[:60]!r} {problem}; write a number from 0 to {len(choices) - 1}, or h for help")
+    raise IllegalActionError(
+        f"{text[:60]!r} {problem}; write a number from 0 to {len(choices) - 1}, or h for help"
+    )
 
 
 def choices_text(choices: Sequence[str]) -> str:

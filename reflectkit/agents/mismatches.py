@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from reflectkit.envs.setup import EnvConfig
 
 
-def playing_mismatches(env: EnvConfig, players: Sequence[Player], folders: Sequence[Path]) -> list[str]:
+def playing_mismatches(
+    env: EnvConfig, players: Sequence[Player], folders: Sequence[Path]
+) -> list[str]:
     """All that is wrong with playing in `env`. folders: those of the models that play and comment."""
     warnings = [text for player in players if (text := comments_mismatch(player))]
     warnings += env_mismatches(env.name, folders)
@@ -36,7 +38,9 @@ def comments_mismatch(player: Player) -> str:
     return f"{player.name}: {text}" if text else ""
 
 
-def unlike_training(policy: ModelRef | None, reflector: ModelRef | None, add: str, leave: str) -> str:
+def unlike_training(
+    policy: ModelRef | None, reflector: ModelRef | None, add: str, leave: str
+) -> str:
     """What to warn of where a policy plays with comments and was trained without, or the reverse; "" if nothing says
     so. A checkpoint of `rlft` says whether a reflector commented there; one of `sft` has its role.
 
@@ -79,13 +83,20 @@ def env_mismatches(env: str, folders: Iterable[Path]) -> list[str]:
 def settings_mismatches(env: EnvConfig, folders: Iterable[Path]) -> list[str]:
     """Models that learned with other settings of `env`, paths left out, or by RL with other code of it."""
     settings_here = plain_settings(env) | {"shuffle_action": env.shuffle_action}
-    code_here = {str(path): digest(path) for path in EnvSetup(env.name, Path(), env.settings).code_files}
+    code_here = {
+        str(path): digest(path) for path in EnvSetup(env.name, Path(), env.settings).code_files
+    }
     warnings = []
     for folder in dict.fromkeys(folders):
         # 1. Settings, which a run of rlft records, and otherwise the model itself
         record, facts = read_record(folder.parent), model_facts(folder)
-        settings_there = record.get("settings") if record.get("stage") == "rlft" else facts.get("env_settings")
-        if isinstance(settings_there, dict) and settings_there.get("env", facts.get("env")) == env.name:
+        settings_there = (
+            record.get("settings") if record.get("stage") == "rlft" else facts.get("env_settings")
+        )
+        if (
+            isinstance(settings_there, dict)
+            and settings_there.get("env", facts.get("env")) == env.name
+        ):
             names = [name for name in settings_here if name in settings_there]
             names = [name for name in names if settings_there[name] != settings_here[name]]
             if names:
@@ -95,7 +106,9 @@ def settings_mismatches(env: EnvConfig, folders: Iterable[Path]) -> list[str]:
 
         # 2. Code
         code_there = record.get("inputs", {})
-        changed_files = [name for name in code_here if code_here[name] != code_there.get(name, code_here[name])]
+        changed_files = [
+            name for name in code_here if code_here[name] != code_there.get(name, code_here[name])
+        ]
         if changed_files:
             warnings.append(f"{folder} was trained with an earlier {' and '.join(changed_files)}")
     return warnings
@@ -104,7 +117,9 @@ def settings_mismatches(env: EnvConfig, folders: Iterable[Path]) -> list[str]:
 def plain_settings(env: EnvConfig) -> dict[str, Any]:
     """The settings of `env` as JSON values, paths left out."""
     paths = {row.name for row in leaves(type(env.settings)) if is_path(row.hint)}
-    return {name: as_plain(value) for name, value in flat(env.settings).items() if name not in paths}
+    return {
+        name: as_plain(value) for name, value in flat(env.settings).items() if name not in paths
+    }
 
 
 def length_mismatches(max_new_tokens: int, folders: Iterable[Path]) -> list[str]:
@@ -113,7 +128,9 @@ def length_mismatches(max_new_tokens: int, folders: Iterable[Path]) -> list[str]
     for folder in folders:
         limit = read_record(folder.parent).get("settings", {}).get("max_new_tokens")
         if limit not in (None, max_new_tokens):
-            warnings.append(f"{folder} was trained with --max-new-tokens {limit}, but plays with {max_new_tokens}")
+            warnings.append(
+                f"{folder} was trained with --max-new-tokens {limit}, but plays with {max_new_tokens}"
+            )
     return warnings
 
 

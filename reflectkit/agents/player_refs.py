@@ -96,7 +96,9 @@ def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str
     if api_models:
         return _player(name, *api_models, method=method)
     if method and (not checkpoint or checkpoint.partition(":")[0] in API_KINDS):
-        raise ConfigError(f"--policy {text!r}: write {method}:CHECKPOINT, or {method}: and one chat model")
+        raise ConfigError(
+            f"--policy {text!r}: write {method}:CHECKPOINT, or {method}: and one chat model"
+        )
     if method:
         return _player(name, checkpoint, method=method)
 
@@ -187,7 +189,9 @@ def _hint(text: str, names: Sequence[str]) -> str:
     close_names = difflib.get_close_matches(text, names, n=1)
     if close_names:
         return f"; did you mean {close_names[0]}?"
-    folders = {folder.name: folder for folder in sorted(Path("results").glob("**/")) if checkpoints(folder)}
+    folders = {
+        folder.name: folder for folder in sorted(Path("results").glob("**/")) if checkpoints(folder)
+    }
     close_runs = difflib.get_close_matches(_run_name(Path(text.partition("+")[0])), folders, n=1)
     if close_runs:
         return f"; did you mean {close_runs[0]}={folders[close_runs[0]]}?"

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from reflectkit.agents.player_refs import PLUGINS, Player, plugin_names
-from reflectkit.chat.config import HISTORY_TOKENS, ChatConfig, DecisionConfig, Endpoint, parse_endpoint
+from reflectkit.chat.config import (
+    HISTORY_TOKENS,
+    ChatConfig,
+    DecisionConfig,
+    Endpoint,
+    parse_endpoint,
+)
 from reflectkit.console import Progress
 from reflectkit.env import Agent, Env, check_teacher
 from reflectkit.models.checkpoint_metadata import calibration_of
@@ -77,8 +83,12 @@ class PlayersSetup:
         """The endpoint of a chat model in a --policy; with local models, --base-url applies only to them. Raises
         ConfigError.
         """
-        has_local = any(name.startswith("local:") for player in self.players for name in player.api_models)
-        base_url = self.config.chat.base_url if model.startswith("local:") or not has_local else None
+        has_local = any(
+            name.startswith("local:") for player in self.players for name in player.api_models
+        )
+        base_url = (
+            self.config.chat.base_url if model.startswith("local:") or not has_local else None
+        )
         return parse_endpoint(model, base_url, "--policy", "", decides=True)
 
 

@@ -33,13 +33,19 @@ class Demonstrator:
         wrong = teacher.mistakes()
         if wrong and chance.random() < self.noise:
             return Decision(chance.choice(wrong), reflection, note="mistake")
-        return Decision(_best(teacher), reflection, note="correction" if after_mistake else "positive")
+        return Decision(
+            _best(teacher), reflection, note="correction" if after_mistake else "positive"
+        )
 
 
 def _best(teacher: Teacher) -> Action:
     """The teacher's action. Calls without a text are written in the plain form, as records keep the text."""
     action = teacher.action()
-    return use_of(action.calls) if isinstance(action, ToolUse) and action.calls and not action.text else action
+    return (
+        use_of(action.calls)
+        if isinstance(action, ToolUse) and action.calls and not action.text
+        else action
+    )
 
 
 class Recovery:
@@ -120,14 +126,20 @@ class Replay:
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The next recorded step. Raises DataError if the env does not offer it."""
         if self.next >= len(self.steps):
-            raise DataError(self.where, "the demonstration ends before its episode does; make it again")
+            raise DataError(
+                self.where, "the demonstration ends before its episode does; make it again"
+            )
         step = self.steps[self.next]
         action: int | str | ToolUse = step.cmd
         if observation.tools:
             action = parse(step.cmd, observation.tools, PLAIN, replies=observation.replies)
         elif observation.choices:
             if step.cmd not in observation.choices:
-                raise DataError(self.where, f"step {self.next}: the env does not offer {step.cmd!r}", field="cmd")
+                raise DataError(
+                    self.where,
+                    f"step {self.next}: the env does not offer {step.cmd!r}",
+                    field="cmd",
+                )
             action = observation.choices.index(step.cmd)
         self.next += 1
         return Decision(action, step.reflection, note=step.note)
@@ -167,7 +179,9 @@ class Relabel(Marker):
         """The next recorded step. Raises DataError, and ConfigError for an env without an oracle."""
         teacher = teacher_of(context.env, "action", "note", "comment")
         reflection, best = teacher.comment(generator(context.seed, "demonstrator")), _best(teacher)
-        self.best.append(observation.choices[best] if observation.choices and isinstance(best, int) else "")
+        self.best.append(
+            observation.choices[best] if observation.choices and isinstance(best, int) else ""
+        )
         return replace(await super().decide(observation, context), reflection=reflection)
 
 

@@ -18,8 +18,22 @@ from typing import Any, Protocol
 from reflectkit.env import Context, Env, teacher_of
 from reflectkit.errors import ConfigError, EnvironmentFailure, refuse
 from reflectkit.models.chat import Dialogue
-from reflectkit.models.labels import Path, choice_ids, completion_ids, length_behind, prompt_ids, trie
-from reflectkit.prompts import THEN_ACT, one_line, policy_prompt, reflection_prompt, thinking_prompt, with_comments
+from reflectkit.models.labels import (
+    Path,
+    choice_ids,
+    completion_ids,
+    length_behind,
+    prompt_ids,
+    trie,
+)
+from reflectkit.prompts import (
+    THEN_ACT,
+    one_line,
+    policy_prompt,
+    reflection_prompt,
+    thinking_prompt,
+    with_comments,
+)
 from reflectkit.sampling.base import (
     EVERYTHING,
     SampleOutput,
@@ -80,7 +94,9 @@ class ShuffledComments:
     The turn's seed decides which turns.
     """
 
-    def __init__(self, asked: CommentSource, others: Sequence[tuple[str, str]], share: float) -> None:
+    def __init__(
+        self, asked: CommentSource, others: Sequence[tuple[str, str]], share: float
+    ) -> None:
         self.asked, self.others, self.share = asked, tuple(others), share
 
     async def remark(self, observation: Observation, context: Context) -> str:
@@ -95,7 +111,9 @@ class ShuffledComments:
             prompt, comment = chance.choice(self.others)
             if prompt != here and not _is_true(context.env, comment):
                 return comment
-        raise ConfigError(f"--swap-comments: the {len(self.others)} comments are on this state; give --swap-from more")
+        raise ConfigError(
+            f"--swap-comments: the {len(self.others)} comments are on this state; give --swap-from more"
+        )
 
 
 def _is_true(env: Env, comment: str) -> bool:
@@ -119,7 +137,9 @@ class Reflector:
     Greedy comments depend only on their prompt and are cached; `renew` forgets them when the model was trained.
     """
 
-    def __init__(self, sampler: Sampler, *, temperature: float = 0.0, max_new_tokens: int = COMMENT_TOKENS) -> None:
+    def __init__(
+        self, sampler: Sampler, *, temperature: float = 0.0, max_new_tokens: int = COMMENT_TOKENS
+    ) -> None:
         self.sampler, self.temperature, self.max_new_tokens = sampler, temperature, max_new_tokens
         self.memo: dict[str, str] = {}
         """Comments by the hash of their prompt; empty if they are sampled."""
@@ -173,7 +193,9 @@ class Reflector:
         """The comment that a policy sees in its turn."""
         return await self.comment(observation, derive(context.seed, "comment"))
 
-    async def comments(self, observations: Sequence[Observation], seeds: Sequence[int]) -> list[str]:
+    async def comments(
+        self, observations: Sequence[Observation], seeds: Sequence[int]
+    ) -> list[str]:
         """A comment on each observation, sampled concurrently."""
         return list(await asyncio.gather(*map(self.comment, observations, seeds)))
 
@@ -255,7 +277,12 @@ class TwoPlayerAgent:
         self.reflector = asked if isinstance(asked, Reflector) else None
         """The model that comments, if one does."""
         self.episode_tokens, self.thinking = episode_tokens, thinking
-        self.temperature, self.truncation, self.reflect_prob, self.show = temperature, truncation, reflect_prob, show
+        self.temperature, self.truncation, self.reflect_prob, self.show = (
+            temperature,
+            truncation,
+            reflect_prob,
+            show,
+        )
         self.max_new_tokens, self.distills = max_new_tokens, distills
         self.thinks = policy.role == "think"
         own = "the policy was trained with --role think and writes its own comments; drop the reflector"
@@ -291,7 +318,11 @@ class TwoPlayerAgent:
         )
 
     async def _with_hint(
-        self, decision: Decision, observation: Observation, context: Context, commentator: CommentSource
+        self,
+        decision: Decision,
+        observation: Observation,
+        context: Context,
+        commentator: CommentSource,
     ) -> Decision:
         """`decision` with a comment that it was made without, and the prompt with that, if it fits."""
         if decision.truncation_reason:
@@ -323,7 +354,9 @@ class TwoPlayerAgent:
             return self.dialogue.ids(observation, comment)
         return self._ids(policy_prompt(observation, comment, self.answer))
 
-    async def act_on(self, observation: Observation, comment: str | None, context: Context) -> Decision:
+    async def act_on(
+        self, observation: Observation, comment: str | None, context: Context
+    ) -> Decision:
         """The policy's decision after `comment`; None: without one."""
         thought: Comment | None = None
         if self.thinks:
@@ -345,17 +378,27 @@ class TwoPlayerAgent:
             decision = await self._choose(observation, prompt, comment, context)
         if thought is None:
             return decision
-        return replace(decision, thought=thought, comment_tokens=length_behind(self.policy.tokenizer, thought.text))
+        return replace(
+            decision,
+            thought=thought,
+            comment_tokens=length_behind(self.policy.tokenizer, thought.text),
+        )
 
     async def _think(self, observation: Observation, context: Context) -> tuple[Comment, str]:
         """(the comment that the policy writes before it acts; why its prompt is too long, or "")."""
         prompt = self._ids(thinking_prompt(observation, self.answer))
         seed = derive(context.seed, "thought")
         sampled = await self.policy.sample(
-            SampleRequest(prompt, (), COMMENT_TOKENS, self.temperature, seed, self._stop_ids, self.truncation)
+            SampleRequest(
+                prompt, (), COMMENT_TOKENS, self.temperature, seed, self._stop_ids, self.truncation
+            )
         )
-        text = self.policy.tokenizer.decode(_text_ids(sampled, self._stop_ids), skip_special_tokens=True)
-        return Comment(one_line(text), prompt, sampled.token_ids, sampled.logprobs), sampled.too_long
+        text = self.policy.tokenizer.decode(
+            _text_ids(sampled, self._stop_ids), skip_special_tokens=True
+        )
+        return Comment(
+            one_line(text), prompt, sampled.token_ids, sampled.logprobs
+        ), sampled.too_long
 
     @functools.cached_property
     def _acting_ids(self) -> tuple[int, ...]:
@@ -368,7 +411,11 @@ class TwoPlayerAgent:
         return _line_ends(self.policy)
 
     async def _choose(
-        self, observation: Observation, prompt: tuple[int, ...], comment: str | None, context: Context
+        self,
+        observation: Observation,
+        prompt: tuple[int, ...],
+        comment: str | None,
+        context: Context,
     ) -> Decision:
         """One of the choices."""
         labels = self.labels(observation.choices)
@@ -390,7 +437,9 @@ class TwoPlayerAgent:
                 f" and {len(sampled.label_logprobs)} log-probabilities"
             )
         if self.calibration != 1.0:
-            sampled = draw_label(ask, tempered(sampled.label_logprobs, self.calibration), sampled.version)
+            sampled = draw_label(
+                ask, tempered(sampled.label_logprobs, self.calibration), sampled.version
+            )
         probabilities = tuple(map(math.exp, sampled.label_logprobs))
         terms = zip(probabilities, sampled.label_logprobs, strict=True)
         return Decision(
@@ -412,19 +461,40 @@ class TwoPlayerAgent:
     def dialogue(self) -> Dialogue:
         """How the policy is shown tools."""
         plain = self.policy.role is not None  # SFT's rows are plain
-        return Dialogue(self.policy.tokenizer, plain=plain, thinking=self.thinking, context=self.policy.context)
+        return Dialogue(
+            self.policy.tokenizer, plain=plain, thinking=self.thinking, context=self.policy.context
+        )
 
     async def _write(
-        self, observation: Observation, prompt: tuple[int, ...], comment: str | None, context: Context
+        self,
+        observation: Observation,
+        prompt: tuple[int, ...],
+        comment: str | None,
+        context: Context,
     ) -> Decision:
         """A line, or calls of tools."""
         left = self.max_new_tokens
         if self.episode_tokens:
-            left = min(left, self.episode_tokens - sum(len(turn.decision.token_ids) for turn in context.turns))
+            left = min(
+                left,
+                self.episode_tokens - sum(len(turn.decision.token_ids) for turn in context.turns),
+            )
         if left < 1:
-            return Decision(0, comment, truncation_reason=f"it wrote its {self.episode_tokens} tokens")
-        stop_ids = self.dialogue.stop_ids if observation.tools or observation.replies else self._stop_ids
-        ask = SampleRequest(prompt, (), left, self.temperature, derive(context.seed, "text"), stop_ids, self.truncation)
+            return Decision(
+                0, comment, truncation_reason=f"it wrote its {self.episode_tokens} tokens"
+            )
+        stop_ids = (
+            self.dialogue.stop_ids if observation.tools or observation.replies else self._stop_ids
+        )
+        ask = SampleRequest(
+            prompt,
+            (),
+            left,
+            self.temperature,
+            derive(context.seed, "text"),
+            stop_ids,
+            self.truncation,
+        )
         sampled = await self.policy.sample(ask)
         if sampled.too_long:
             return Decision(0, comment, truncation_reason=sampled.too_long)
@@ -436,7 +506,9 @@ class TwoPlayerAgent:
             self.dialogue.remember(prompt, sampled.token_ids)
             action = self.dialogue.words(text_ids)
             if observation.tools:
-                action = parse(action, observation.tools, self.dialogue.form, replies=observation.replies)
+                action = parse(
+                    action, observation.tools, self.dialogue.form, replies=observation.replies
+                )
         return Decision(
             action,
             comment,
@@ -453,7 +525,9 @@ class TwoPlayerAgent:
         return self._prompts.ids(text)
 
 
-def _comments(observation: Observation, turns: Sequence[Turn], *, hinted: bool = False) -> list[str | None]:
+def _comments(
+    observation: Observation, turns: Sequence[Turn], *, hinted: bool = False
+) -> list[str | None]:
     """The comment that was read before each of the agent's messages; None before one that none of the `turns` wrote.
 
     hinted: the comment without which it was made, where there is one.
@@ -462,13 +536,19 @@ def _comments(observation: Observation, turns: Sequence[Turn], *, hinted: bool =
     for place, message in enumerate(messages):
         if message.role == "assistant":
             written = (turn for turn in turns if len(turn.observation.messages) == place)
-            turn = next((turn for turn in written if turn.observation.messages == messages[:place]), None)
+            turn = next(
+                (turn for turn in written if turn.observation.messages == messages[:place]), None
+            )
             decision = turn.decision if turn else Decision(0)
-            comments.append(decision.hint if hinted and decision.hint_prompt_ids else decision.reflection)
+            comments.append(
+                decision.hint if hinted and decision.hint_prompt_ids else decision.reflection
+            )
     return comments
 
 
-def cut_report(cut: int, answers: int, limit: int, tokenizer: Callable[[], Any], role: str | None) -> str:
+def cut_report(
+    cut: int, answers: int, limit: int, tokenizer: Callable[[], Any], role: str | None
+) -> str:
     """What to tell about `cut` of the `answers`, which reached their `limit` in tokens; "" unless these are most.
 
     tokenizer: loads the policy's. role: what the policy was fine-tuned for.

@@ -46,7 +46,11 @@ def comment_on(answers: Sequence[tuple[str, Sequence[str], Sequence[float]]]) ->
             parts.append(f"{name}: {shares[0]:.2f}")
             continue
         order = sorted(range(len(shares)), key=lambda index: -shares[index])[:LIKELY_OPTIONS]
-        likely = [f"{one_line(options[index])} {shares[index]:.2f}" for index in order if shares[index] >= LEAST_LIKELY]
+        likely = [
+            f"{one_line(options[index])} {shares[index]:.2f}"
+            for index in order
+            if shares[index] >= LEAST_LIKELY
+        ]
         parts.append(f"{name}: {', '.join(likely)}")
     return "; ".join(parts)
 
@@ -69,13 +73,21 @@ class TypedReflector:
         """The comment on `observation`, which depends on nothing else; "" where nothing can be asked, or read."""
         asked = [(each.name, question_about(each, observation)) for each in self.questions]
         known = [(name, question) for name, question in asked if question is not None]
-        shares = await asyncio.gather(*(self._answer(question, observation.text) for _, question in known))
-        answers = [(name, question.options, row) for (name, question), row in zip(known, shares, strict=True) if row]
+        shares = await asyncio.gather(
+            *(self._answer(question, observation.text) for _, question in known)
+        )
+        answers = [
+            (name, question.options, row)
+            for (name, question), row in zip(known, shares, strict=True)
+            if row
+        ]
         comment = TypedComment(comment_on(answers))
         comment.answers = {name: row for name, _, row in answers}
         return comment
 
-    async def comments(self, observations: Sequence[Observation], seeds: Sequence[int]) -> list[str]:
+    async def comments(
+        self, observations: Sequence[Observation], seeds: Sequence[int]
+    ) -> list[str]:
         """A comment on each observation."""
         return list(await asyncio.gather(*map(self.comment, observations, seeds)))
 
@@ -96,11 +108,15 @@ def questions_of(facts: Mapping[str, Any], source: str) -> list[StateQuestion]:
     """
     listed = facts.get(QUESTIONS, [])
     if not isinstance(listed, list):
-        raise CheckpointError(f"{source}: its questions are {listed!r:.60}; restore reflectkit.json")
+        raise CheckpointError(
+            f"{source}: its questions are {listed!r:.60}; restore reflectkit.json"
+        )
     return [from_json(StateQuestion, entry, path=source) for entry in listed]
 
 
-def reflector_of(sampler: Sampler, facts: Mapping[str, Any], source: str, temperature: float = 0.0) -> CommentSource:
+def reflector_of(
+    sampler: Sampler, facts: Mapping[str, Any], source: str, temperature: float = 0.0
+) -> CommentSource:
     """The reflector of a checkpoint: one that writes, or one that answers questions. temperature: of what it writes."""
     if questions := questions_of(facts, source):
         return TypedReflector(sampler, questions)

@@ -39,6 +39,8 @@ from reflectkit.config import (
 from reflectkit.console import Progress, Report
 from reflectkit.errors import ConfigError, ReflectkitError, refuse, unknown_name
 from reflectkit.evals import tables as eval_tables
+from reflectkit.evals.aggregate import differences_over_seeds, player_rows
+from reflectkit.evals.rows import RETURN, AblationEffect, Difference, EpisodeRow, PlayerRow
 from reflectkit.jsonl import read_json, read_jsonl, write_json
 from reflectkit.models.hub import PACKAGED
 from reflectkit.models.packaged import share_models
@@ -217,21 +219,24 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
         figures: dict[str, Any] = {
             "steps": {name: str(report.folder) for name, report in reports.items()}
         }
-        # By step, the episodes of each seed
-        evaluations: dict[str, list[list[dict[str, Any]]]] = {}
+        evaluations: dict[str, list[list[EpisodeRow]]] = {}  # by step, the episodes of each seed
         for job in jobs if ablations or config.seeds > 1 else ():
             if job.stage == "evaluate":
-                rows = read_jsonl(reports[job.name].folder / "episodes.jsonl")
-                evaluations.setdefault(job.step, []).append([dict(episode) for _, episode in rows])
+                lines = read_jsonl(reports[job.name].folder / "episodes.jsonl")
+                evaluations.setdefault(job.step, []).append(
+                    [EpisodeRow.read(line) for _, line in lines]
+                )
         effects = {step: compared(ablations, seeds) for step, seeds in evaluations.items()}
         if ablations:
             figures["ablations"] = [
-                {"step": step} | effect for step, rows in effects.items() for effect in rows
+                {"step": step} | effect.to_json()
+                for step, of_step in effects.items()
+                for effect in of_step
             ]
         ablated = [
-            eval_tables.ablations_table(rows, step, _measure(recipe, rows))
-            for step, rows in effects.items()
-            if rows
+            eval_tables.ablations_table(of_step, step, _measure(recipe, of_step))
+            for step, of_step in effects.items()
+            if of_step
         ]
         if config.seeds > 1:
             outputs = _pool_seeds(config, recipe, evaluations, current)
@@ -251,14 +256,14 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
         closing = [CHECK] if checks else []
         if shown is not None:
             found, where = read_json(shown.folder / "eval.json"), str(shown.folder / "eval.md")
-            rows, measure = found["rows"], eval_tables.measure_of(found["rows"], recipe.measure)
+            rows = [PlayerRow.from_json(row) for row in found["rows"]]
+            measure = eval_tables.measure_of(rows, recipe.measure)
             current.tables.append(
                 eval_tables.summary_table(shown.tables[0].title, rows, measure, where)
             )
             if not checks:
-                closing = [
-                    eval_tables.result_sentence(recipe.result, rows, found["differences"], measure)
-                ]
+                gaps = [Difference(**gap) for gap in found["differences"]]
+                closing = [eval_tables.result_sentence(recipe.result, rows, gaps, measure)]
             closing += ["Next:", f"  reflectkit view {shlex.quote(str(shown.folder))}"]
         current.tables += [] if checks else ablated
         report = current.finish(figures, finals)
@@ -444,32 +449,23 @@ def job_config(job: Job, outputs: Mapping[str, Path]) -> Config:
         raise ConfigError(str(error) if place in str(error) else f"{place}: {error}") from None
 
 
-def _measure(recipe: Recipe, effects: Sequence[Mapping[str, Any]]) -> str:
-    """What differences are shown: the recipe's measure, or the return where success is not
-    reported.
-    """
-    return (
-        recipe.measure
-        if any(gap["figure"] == recipe.measure for gap in effects)
-        else eval_tables.RETURN
-    )
+def _measure(recipe: Recipe, effects: Sequence[Difference]) -> str:
+    """What differences are shown: the recipe's measure, or the return where success is not reported."""
+    return recipe.measure if any(gap.figure == recipe.measure for gap in effects) else RETURN
 
 
 def compared(
-    ablations: Mapping[str, Ablation], seeds: Sequence[Sequence[dict[str, Any]]]
-) -> list[dict[str, Any]]:
-    """Differences, original arm minus ablation, over the episodes of all `seeds`; see
-    `differences_over_seeds`.
-    """
+    ablations: Mapping[str, Ablation], seeds: Sequence[Sequence[EpisodeRow]]
+) -> list[AblationEffect]:
+    """Differences, original arm minus ablation, over the episodes of all `seeds`; see `differences_over_seeds`."""
     effects = []
     for name, ablation in ablations.items():
         arms = (ablation.of, ablation.arm)
         pairs = [
-            [episode for arm in arms for episode in seed if episode["name"] == arm]
-            for seed in seeds
+            [episode for arm in arms for episode in seed if episode.name == arm] for seed in seeds
         ]
         effects += [
-            {"ablation": name} | effect for effect in eval_tables.differences_over_seeds(pairs)
+            AblationEffect(**gap.to_json(), ablation=name) for gap in differences_over_seeds(pairs)
         ]
     return effects
 
@@ -477,7 +473,7 @@ def compared(
 def _pool_seeds(
     config: PipelineConfig,
     recipe: Recipe,
-    evaluations: Mapping[str, list[list[dict[str, Any]]]],
+    evaluations: Mapping[str, list[list[EpisodeRow]]],
     current: Run,
 ) -> list[Path]:
     """Write the results of all seeds together, and add their tables to `current`; returns the
@@ -488,11 +484,11 @@ def _pool_seeds(
     outputs: list[Path] = []
     differences: list[dict[str, Any]] = []
     for number, (step, seeds) in enumerate(evaluations.items()):
-        rows, gaps = eval_tables.pooled(seeds), eval_tables.differences_over_seeds(seeds)
+        rows, gaps = player_rows(seeds), differences_over_seeds(seeds)
         outputs.append(current.folder / (f"eval-{step}.json" if number else "eval.json"))
-        write_json(outputs[-1], {"rows": rows})
+        write_json(outputs[-1], {"rows": [row.to_json() for row in rows]})
         measure = _measure(recipe, gaps)
-        differences += [{"step": step} | gap for gap in gaps if gap["figure"] == measure]
+        differences += [{"step": step} | gap.to_json() for gap in gaps if gap.figure == measure]
         title = f"{config.recipe}, {step}, {config.seeds} seeds pooled"
         current.tables += eval_tables.tables_of(
             title, rows, [episode for seed in seeds for episode in seed]

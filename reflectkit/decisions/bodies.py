@@ -47,7 +47,10 @@ def read_body(kind: type[Body], body: bytes) -> Body:
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False, include_input=False)
         raise InvalidRequestError(
-            [{"loc": ["body", *each["loc"]], "msg": each["msg"], "type": each["type"]} for each in errors[:MOST_ERRORS]]
+            [
+                {"loc": ["body", *each["loc"]], "msg": each["msg"], "type": each["type"]}
+                for each in errors[:MOST_ERRORS]
+            ]
         ) from None
 
 

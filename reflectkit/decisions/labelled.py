@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reflectkit.decisions.questions import FEWEST_OPTIONS, MOST_OPTIONS, NO, YES, Question, option_text, text_of
+from reflectkit.decisions.questions import (
+    FEWEST_OPTIONS,
+    MOST_OPTIONS,
+    NO,
+    YES,
+    Question,
+    option_text,
+    text_of,
+)
 from reflectkit.decisions.replies import distribution
 from reflectkit.errors import DataError
 from reflectkit.jsonl import read_jsonl
@@ -72,15 +80,26 @@ def labelled(row: Mapping[str, Any], path: Path | str, line: int | None = None) 
     # 2. The answer
     has = [name for name in ("answer", "probabilities") if row.get(name) is not None]
     if len(has) != 1:
-        raise wrong("answer", f"give an answer or probabilities, {'not both' if has else 'this row has neither'}")
+        raise wrong(
+            "answer",
+            f"give an answer or probabilities, {'not both' if has else 'this row has neither'}",
+        )
     names = list(named)
     if has == ["answer"]:
         answer = row["answer"]
-        answer = (YES if answer else NO) if isinstance(answer, bool) and kind == "predicate" else answer
+        answer = (
+            (YES if answer else NO) if isinstance(answer, bool) and kind == "predicate" else answer
+        )
         if answer not in names:
-            raise wrong("answer", f"{row['answer']!r:.60} is none of the options {', '.join(names):.100}")
-        return LabelledDecision(text_of(row["state"]), question, tuple(float(name == answer) for name in names))
-    return LabelledDecision(text_of(row["state"]), question, _shares(row["probabilities"], names, wrong))
+            raise wrong(
+                "answer", f"{row['answer']!r:.60} is none of the options {', '.join(names):.100}"
+            )
+        return LabelledDecision(
+            text_of(row["state"]), question, tuple(float(name == answer) for name in names)
+        )
+    return LabelledDecision(
+        text_of(row["state"]), question, _shares(row["probabilities"], names, wrong)
+    )
 
 
 def _options(value: Any, wrong: Any) -> dict[str, Any]:
@@ -89,12 +108,17 @@ def _options(value: Any, wrong: Any) -> dict[str, Any]:
         return {YES: None, NO: None}
     names = list(value) if isinstance(value, list | dict) else []
     if not names or not all(isinstance(name, str) and name.strip() for name in names):
-        raise wrong("options", f"expected texts that are not empty, or descriptions by option, found {value!r:.60}")
+        raise wrong(
+            "options",
+            f"expected texts that are not empty, or descriptions by option, found {value!r:.60}",
+        )
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise wrong("options", f"{twice!r:.60} is there twice")
     if not FEWEST_OPTIONS <= len(names) <= MOST_OPTIONS:
-        raise wrong("options", f"there are {len(names)}; expected {FEWEST_OPTIONS} to {MOST_OPTIONS}")
+        raise wrong(
+            "options", f"there are {len(names)}; expected {FEWEST_OPTIONS} to {MOST_OPTIONS}"
+        )
     return dict(value) if isinstance(value, dict) else dict.fromkeys(names)
 
 
@@ -102,6 +126,9 @@ def _shares(value: Any, names: list[str], wrong: Any) -> tuple[float, ...]:
     if isinstance(value, list) and len(value) == len(names):
         value = dict(zip(names, value, strict=True))
     if not isinstance(value, dict) or not value.keys() <= set(names):
-        raise wrong("probabilities", "expected a probability by option, or one for each option in their order")
+        raise wrong(
+            "probabilities",
+            "expected a probability by option, or one for each option in their order",
+        )
     shares = [value.get(name, 0.0) for name in names]
     return distribution(shares, ROUNDED, lambda message: wrong("probabilities", message))

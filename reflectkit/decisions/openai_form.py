@@ -78,7 +78,10 @@ class _FunctionCall(BaseModel):
             dumps(arguments)  # refuses 1e999
         except ValueError:
             arguments = self.arguments
-        return ToolCall(one_line(self.name), arguments if isinstance(arguments, dict) else {"arguments": arguments})
+        return ToolCall(
+            one_line(self.name),
+            arguments if isinstance(arguments, dict) else {"arguments": arguments},
+        )
 
 
 class _CustomCall(BaseModel):
@@ -155,7 +158,9 @@ class _Option(BaseModel):
     @property
     def words(self) -> str:
         """As the model reads it."""
-        return option_text(self.value if isinstance(self.value, str) else text_of(self.value), self.description)
+        return option_text(
+            self.value if isinstance(self.value, str) else text_of(self.value), self.description
+        )
 
 
 class Choice(_Question):
@@ -176,13 +181,16 @@ class Choice(_Question):
     @property
     def question(self) -> Question:
         """As the model reads it."""
-        return Question("choice", _words(self.instructions), tuple(option.words for option in self.choices))
+        return Question(
+            "choice", _words(self.instructions), tuple(option.words for option in self.choices)
+        )
 
     def reply(self, answer: Answer) -> dict[str, Any]:
         """The answer's JSON value."""
         values = [option.value for option in self.choices]
         shares = [
-            {"value": value, "probability": share} for value, share in zip(values, answer.probabilities, strict=True)
+            {"value": value, "probability": share}
+            for value, share in zip(values, answer.probabilities, strict=True)
         ]
         chosen, confidence = values[answer.likeliest], answer.choice_confidence
         return self._reply("choice", choice=chosen, probabilities=shares, confidence=confidence)
@@ -209,7 +217,9 @@ class Score(_Question):
         """The answer's JSON value."""
         shares = [
             {"label": level.label, "value": value, "probability": share}
-            for value, (level, share) in enumerate(zip(self.levels, answer.probabilities, strict=True))
+            for value, (level, share) in enumerate(
+                zip(self.levels, answer.probabilities, strict=True)
+            )
         ]
         score, confidence = answer.mean_level, answer.score_confidence
         return self._reply("score", score=score, probabilities=shares, confidence=confidence)
@@ -232,7 +242,9 @@ class DecisionsRequest(BaseModel):
             if isinstance(item, _FunctionCall | _CustomCall):
                 called.add(item.call_id)
             elif isinstance(item, _Output) and item.call_id not in called:
-                raise ValueError(f"input: no call before it has the call_id {item.call_id!r:.60} of an output")
+                raise ValueError(
+                    f"input: no call before it has the call_id {item.call_id!r:.60} of an output"
+                )
         return self
 
     def names(self, model: str) -> bool:
@@ -247,11 +259,15 @@ class DecisionsRequest(BaseModel):
     @property
     def asked(self) -> list[tuple[str, Question]]:
         """The questions with their names; one without a name has its number."""
-        return [(each.name or str(number), each.question) for number, each in enumerate(self.questions)]
+        return [
+            (each.name or str(number), each.question) for number, each in enumerate(self.questions)
+        ]
 
     def response(self, answers: Sequence[Answer], usage: Usage, number: str) -> dict[str, Any]:
         """The JSON value of the answers to all questions, in their order. number: names the request in records."""
-        replies = [question.reply(answer) for question, answer in zip(self.questions, answers, strict=True)]
+        replies = [
+            question.reply(answer) for question, answer in zip(self.questions, answers, strict=True)
+        ]
         counts = {
             "input_tokens": usage.read,
             "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": 0},
@@ -270,7 +286,11 @@ def request_body(
     """
     asked = [(instructions, options), *((each.text, each.options) for each in more)]
     questions = [
-        {"type": "choice", "instructions": text, "choices": [{"value": option} for option in offered]}
+        {
+            "type": "choice",
+            "instructions": text,
+            "choices": [{"value": option} for option in offered],
+        }
         for text, offered in asked
     ]
     return {"input": state, "questions": questions}

@@ -34,7 +34,9 @@ class Question:
     instructions: str
     options: tuple[str, ...]
 
-    def observation(self, state: str, comment: str | None = None, order: Sequence[int] = ()) -> Observation:
+    def observation(
+        self, state: str, comment: str | None = None, order: Sequence[int] = ()
+    ) -> Observation:
         """What the policy sees. comment: on the state. order: of the options, as their indices; default: as given."""
         parts = [state] if state else []
         if comment is not None:
@@ -88,7 +90,9 @@ class Answer:
         """max(0, 1 - d/u): d is the mean distance from the likeliest level, u that of even shares from the middle."""
         levels = range(len(self.probabilities))
         middle = (len(levels) - 1) / 2
-        distance = math.fsum(self.probabilities[level] * abs(level - self.likeliest) for level in levels)
+        distance = math.fsum(
+            self.probabilities[level] * abs(level - self.likeliest) for level in levels
+        )
         even = math.fsum(abs(level - middle) for level in levels) / len(levels)
         return max(0.0, 1 - distance / even)
 

@@ -30,7 +30,9 @@ def checked(shares: Mapping[Any, Any], options: Sequence[str]) -> tuple[float, .
     return distribution([shares[option] for option in options], ROUNDED, UnusableReplyError)
 
 
-def distribution(values: Sequence[Any], tolerance: float, wrong: Callable[[str], Exception]) -> tuple[float, ...]:
+def distribution(
+    values: Sequence[Any], tolerance: float, wrong: Callable[[str], Exception]
+) -> tuple[float, ...]:
     """`values` as probabilities whose sum is 1. tolerance: by how much it may miss 1. wrong: makes the error of a
     message, which is raised where they are none.
     """

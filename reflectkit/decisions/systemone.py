@@ -71,7 +71,9 @@ class Choice(BaseModel):
     @property
     def question(self) -> Question:
         """As the model reads it."""
-        options = tuple(option_text(name, description) for name, description in self.criteria.items())
+        options = tuple(
+            option_text(name, description) for name, description in self.criteria.items()
+        )
         return Question("choice", text_of(self.instructions), options)
 
     def reply(self, answer: Answer) -> dict[str, Any]:
@@ -103,7 +105,9 @@ class Score(BaseModel):
             "type": "score",
             "score": answer.mean_level,
             "legend": {str(level): description for level, description in enumerate(self.criteria)},
-            "probabilities": {str(level): share for level, share in enumerate(answer.probabilities)},
+            "probabilities": {
+                str(level): share for level, share in enumerate(answer.probabilities)
+            },
             "confidence": answer.score_confidence,
         }
 
@@ -159,7 +163,11 @@ def request_body(
     if not instructions:
         del question["instructions"]
     others = {
-        each.name: {"type": "choice", "instructions": each.text, "criteria": dict.fromkeys(each.options)}
+        each.name: {
+            "type": "choice",
+            "instructions": each.text,
+            "criteria": dict.fromkeys(each.options),
+        }
         for each in more
     }
     return {"state": state, "questions": {ASKED: question, **others}}
@@ -178,7 +186,11 @@ def read_probabilities(
 
 
 def _shares(answer: object, options: Sequence[str]) -> tuple[float, ...]:
-    shares = answer.get("probabilities") if isinstance(answer, Mapping) and answer.get("type") == "choice" else None
+    shares = (
+        answer.get("probabilities")
+        if isinstance(answer, Mapping) and answer.get("type") == "choice"
+        else None
+    )
     if not isinstance(shares, Mapping):
         raise UnusableReplyError("it has no probabilities of the options")
     return checked(shares, options)

@@ -17,6 +17,7 @@ from typing import Any
 from reflectkit.agents.two_player import REFLECTOR_ANSWER
 from reflectkit.env import LIKELY, SUCCEEDS, StepResult, Wrapper
 from reflectkit.errors import ConfigError
+from reflectkit.evals.rows import CalibrationRow, EpisodeRow, Estimate, Json, ReliabilityBin
 from reflectkit.evals.stats import amount_interval, mean_interval, rate_interval
 from reflectkit.eventloop import followed
 from reflectkit.types import Observation, Task, ToolUse, Trajectory
@@ -31,14 +32,12 @@ FIRST_VALUE = "first_value"
 """In a line of episodes.jsonl: the critic's value of the first state."""
 SUREST = 0.99
 """What a critic's value foretells at most, as a probability of success or of failure."""
-SCORES = ("brier", "log_score", "calibration_error")
 BINS = 10
 """Of equal width, from 0 to 1."""
 DIGITS = 6
 """Of the numbers of a forecast in a file."""
 COLDEST, HOTTEST = 0.05, 20.0
 """The range of a fitted temperature."""
-Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,10 @@ class Forecast:
     @property
     def numbers(self) -> list[float]:
         """As a line of episodes.jsonl has it."""
-        return [round(float(value), DIGITS) for value in (self.confidence, self.hit, self.brier, self.log_score)]
+        return [
+            round(float(value), DIGITS)
+            for value in (self.confidence, self.hit, self.brier, self.log_score)
+        ]
 
     @classmethod
     def read(cls, numbers: Sequence[float]) -> Forecast:
@@ -91,7 +93,9 @@ def choice_forecast(probabilities: Sequence[float], right: Sequence[int]) -> For
     likeliest = max(range(len(probabilities)), key=probabilities.__getitem__)
     share = min(1.0, math.fsum(probabilities[index] for index in right))
     wrong = math.fsum(value**2 for index, value in enumerate(probabilities) if index not in right)
-    return Forecast(probabilities[likeliest], likeliest in right, wrong + (1 - share) ** 2, _surprise(share))
+    return Forecast(
+        probabilities[likeliest], likeliest in right, wrong + (1 - share) ** 2, _surprise(share)
+    )
 
 
 class Advised(Wrapper):
@@ -105,11 +109,15 @@ class Advised(Wrapper):
         """One step, with the best actions in the state before it."""
         teacher = self.env.teacher()
         best = list(teacher.best_actions())
-        told: dict[str, Any] = {ORACLE_CHOICE: best[0]} | ({BEST_CHOICES: best} if len(best) > 1 else {})
+        told: dict[str, Any] = {ORACLE_CHOICE: best[0]} | (
+            {BEST_CHOICES: best} if len(best) > 1 else {}
+        )
         known = teacher.answers() if teacher.has("answers") else {}  # else it is the action alone
         answers = {name: list(right) for name, right in known.items() if name != LIKELY.name}
         told |= {RIGHT_ANSWERS: answers} if answers else {}
-        return followed(self.env.step(action), lambda result: replace(result, info=result.info | told))
+        return followed(
+            self.env.step(action), lambda result: replace(result, info=result.info | told)
+        )
 
     def _checked(self, observation: Observation) -> Observation:
         if not observation.choices:
@@ -152,68 +160,78 @@ def answer_forecasts(trajectory: Trajectory) -> dict[str, list[Forecast]]:
                 right = turn.info.get(RIGHT_ANSWERS, {}).get(question, [])
             if right:
                 is_event = len(shares) == 2 and question != LIKELY.name
-                forecast = event_forecast(shares[0], 0 in right) if is_event else choice_forecast(shares, right)
+                forecast = (
+                    event_forecast(shares[0], 0 in right)
+                    if is_event
+                    else choice_forecast(shares, right)
+                )
                 forecasts.setdefault(name, []).append(forecast)
     return forecasts
 
 
-def read_forecasts(episodes: Iterable[Json]) -> dict[str, dict[str, list[Forecast]]]:
-    """The forecasts in lines of episodes.jsonl, by what is foretold and by task. Aborted episodes have none."""
+def read_forecasts(episodes: Iterable[EpisodeRow]) -> dict[str, dict[str, list[Forecast]]]:
+    """The forecasts of episodes, by what is foretold and by task. Aborted episodes have none."""
     forecasts: dict[str, dict[str, list[Forecast]]] = {}
     for episode in episodes:
-        if episode["status"] == "aborted":
+        if episode.is_aborted:
             continue
-        for kind, rows in episode.get("forecasts", {}).items():
-            forecasts.setdefault(kind, {}).setdefault(episode["task"], []).extend(map(Forecast.read, rows))
+        for kind, rows in episode.forecasts.items():
+            by_task = forecasts.setdefault(kind, {})
+            by_task.setdefault(episode.task, []).extend(map(Forecast.read, rows))
     return forecasts
 
 
-def critic_forecasts(episodes: Iterable[Json]) -> dict[str, list[Forecast]]:
-    """By task, success as the critic foretells it by the value of the first state, in lines of episodes.jsonl: 0 at the
-    mean return of the failures among them, 1 at that of the successes. None if one of the two is missing.
+def critic_forecasts(episodes: Iterable[EpisodeRow]) -> dict[str, list[Forecast]]:
+    """By task, success as the critic foretells it by the value of the first state: 0 at the mean return of the failures
+    among the episodes, 1 at that of the successes. None if one of the two is missing.
     """
-    valued = [
-        episode
-        for episode in episodes
-        if episode["status"] != "aborted" and FIRST_VALUE in episode and episode.get("success") is not None
-    ]
+    # 1. The returns that stand for failure and success
     returns: dict[bool, list[float]] = {True: [], False: []}
-    for episode in valued:
-        returns[bool(episode["success"])].append(episode["return"])
+    valued = []
+    for episode in episodes:
+        if (
+            not episode.is_aborted
+            and episode.first_value is not None
+            and episode.success is not None
+        ):
+            valued.append((episode, episode.first_value))
+            returns[episode.success].append(episode.total_return)
     if not (returns[True] and returns[False]):
         return {}
     failure, success = fmean(returns[False]), fmean(returns[True])
     if failure == success:
         return {}
+
+    # 2. Where each value is between them
     forecasts: dict[str, list[Forecast]] = {}
-    for episode in valued:
-        share = (episode[FIRST_VALUE] - failure) / (success - failure)
-        forecast = event_forecast(min(SUREST, max(1 - SUREST, share)), bool(episode["success"]))
-        forecasts.setdefault(episode["task"], []).append(forecast)
+    for episode, value in valued:
+        share = (value - failure) / (success - failure)
+        forecast = event_forecast(min(SUREST, max(1 - SUREST, share)), bool(episode.success))
+        forecasts.setdefault(episode.task, []).append(forecast)
     return forecasts
 
 
-def scores(clusters: Sequence[Sequence[Forecast]]) -> dict[str, Any]:
-    """The scores of forecasts by cluster, each with the ends of its 95 % interval, which are None where unknown.
+def calibration_row(clusters: Sequence[Sequence[Forecast]]) -> CalibrationRow:
+    """The scores of forecasts by cluster: means over all of them, see also `calibration_error` and `reliability`."""
+    forecasts = [forecast for cluster in clusters for forecast in cluster]
+    briers = [[forecast.brier for forecast in cluster] for cluster in clusters]
+    log_scores = [[forecast.log_score for forecast in cluster] for cluster in clusters]
+    error, *error_ends = calibration_error(clusters)
+    return CalibrationRow(
+        forecasts=len(forecasts),
+        clusters=len(clusters),
+        confidence=math.fsum(forecast.confidence for forecast in forecasts) / len(forecasts),
+        hits=sum(forecast.hit for forecast in forecasts) / len(forecasts),
+        brier=Estimate.of(_mean(briers), amount_interval(briers)),
+        log_score=Estimate.of(_mean(log_scores), amount_interval(log_scores)),
+        calibration_error=Estimate.of(error, (error_ends[0], error_ends[1])),
+        bins=tuple(reliability(clusters)),
+    )
 
-    brier, log_score: means over all forecasts. calibration_error: see `calibration_error`. confidence, hits: the mean
-    probability, and how often what was foretold came true. bins: see `reliability`.
-    """
-    every = [forecast for cluster in clusters for forecast in cluster]
-    row: dict[str, Any] = {"forecasts": len(every), "clusters": len(clusters)}
-    row["confidence"] = math.fsum(forecast.confidence for forecast in every) / len(every)
-    row["hits"] = sum(forecast.hit for forecast in every) / len(every)
-    for name in ("brier", "log_score"):
-        values = [[getattr(forecast, name) for forecast in cluster] for cluster in clusters]
-        mean = math.fsum(value for cluster in values for value in cluster) / len(every)
-        row |= _figure(name, mean, *amount_interval(values))
-    row |= _figure("calibration_error", *calibration_error(clusters))
-    return row | {"bins": reliability(clusters)}
 
-
-def _figure(name: str, mean: float, low: float, high: float) -> dict[str, float | None]:
-    ends = (low, high) if math.isfinite(low) and math.isfinite(high) else (None, None)
-    return {name: mean, f"{name}_low": ends[0], f"{name}_high": ends[1]}
+def _mean(clusters: Sequence[Sequence[float]]) -> float:
+    """The mean over all values."""
+    return math.fsum(value for cluster in clusters for value in cluster) / sum(map(len, clusters))
 
 
 def _bin(confidence: float) -> int:
@@ -233,7 +251,10 @@ def calibration_error(clusters: Sequence[Sequence[Forecast]]) -> tuple[float, fl
     """
     import numpy as np
 
-    gaps_CB, counts_C = np.zeros((len(clusters), BINS)), np.array([len(cluster) for cluster in clusters])
+    gaps_CB, counts_C = (
+        np.zeros((len(clusters), BINS)),
+        np.array([len(cluster) for cluster in clusters]),
+    )
     for number, cluster in enumerate(clusters):
         for forecast in cluster:
             gaps_CB[number, _bin(forecast.confidence)] += forecast.hit - forecast.confidence
@@ -249,44 +270,43 @@ def calibration_error(clusters: Sequence[Sequence[Forecast]]) -> tuple[float, fl
     return error, max(0.0, error + low), min(1.0, error + high)
 
 
-def reliability(clusters: Sequence[Sequence[Forecast]]) -> list[dict[str, float]]:
-    """The bins that have forecasts: their mean confidence, how often these came true, with its 95 % interval by
-    cluster, and how many there are.
-    """
-    rows = []
+def reliability(clusters: Sequence[Sequence[Forecast]]) -> list[ReliabilityBin]:
+    """The bins that have forecasts, with the interval of their hits by cluster."""
+    bins = []
     for number in range(BINS):
-        inside = [[each for each in cluster if _bin(each.confidence) == number] for cluster in clusters]
-        inside = [cluster for cluster in inside if cluster]
-        every = [forecast for cluster in inside for forecast in cluster]
-        if not every:
+        inside = []
+        for cluster in clusters:
+            of_bin = [forecast for forecast in cluster if _bin(forecast.confidence) == number]
+            if of_bin:
+                inside.append(of_bin)
+        forecasts = [forecast for cluster in inside for forecast in cluster]
+        if not forecasts:
             continue
         hits = [[float(forecast.hit) for forecast in cluster] for cluster in inside]
-        low, high = rate_interval(hits, len(every))
-        rows.append(
-            {
-                "confidence": math.fsum(forecast.confidence for forecast in every) / len(every),
-                "hits": sum(forecast.hit for forecast in every) / len(every),
-                "low": low,
-                "high": high,
-                "forecasts": len(every),
-            }
-        )
-    return rows
+        low, high = rate_interval(hits, len(forecasts))
+        confidence = math.fsum(forecast.confidence for forecast in forecasts) / len(forecasts)
+        rate = sum(forecast.hit for forecast in forecasts) / len(forecasts)
+        bins.append(ReliabilityBin(confidence, rate, low, high, len(forecasts)))
+    return bins
 
 
-def calibration_of(episodes: Sequence[Json], cluster_of: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """`scores` of lines of episodes.jsonl, by what is foretold; empty where nothing is. cluster_of: of the tasks."""
-    found = {}
+def calibration_rows(
+    episodes: Sequence[EpisodeRow], cluster_of: Mapping[str, str]
+) -> dict[str, CalibrationRow]:
+    """The scores of the episodes' forecasts, by what is foretold; empty where nothing is. cluster_of: of the tasks."""
     forecasts = read_forecasts(episodes)
-    if of_critic := critic_forecasts(episodes):
+    of_critic = critic_forecasts(episodes)
+    if of_critic:
         forecasts[CRITIC] = of_critic
+    rows = {}
     for kind, by_task in forecasts.items():
         clusters: dict[str, list[Forecast]] = {}
         for task, of_task in by_task.items():
             clusters.setdefault(cluster_of.get(task, task), []).extend(of_task)
-        if every := [cluster for cluster in clusters.values() if cluster]:
-            found[kind] = scores(every)
-    return found
+        with_forecasts = [cluster for cluster in clusters.values() if cluster]
+        if with_forecasts:
+            rows[kind] = calibration_row(with_forecasts)
+    return rows
 
 
 Decided = tuple[Sequence[float], Sequence[int]]
@@ -302,7 +322,10 @@ def log_scores(rows: Sequence[Decided], temperature: float) -> list[float]:
     import numpy as np
     from scipy.special import logsumexp
 
-    logs = ((np.log(np.maximum(shares, sys.float_info.min)) / temperature, list(right)) for shares, right in rows)
+    logs = (
+        (np.log(np.maximum(shares, sys.float_info.min)) / temperature, list(right))
+        for shares, right in rows
+    )
     return [float(logsumexp(logs_K) - logsumexp(logs_K[right])) for logs_K, right in logs]
 
 

@@ -53,7 +53,9 @@ class EvaluateConfig(Config):
         " split those that rlft does not train on.",
         essential=True,
     )
-    level: tuple[str, ...] = option((), help="Levels to play (repeat the flag); default: the last.", essential=True)
+    level: tuple[str, ...] = option(
+        (), help="Levels to play (repeat the flag); default: the last.", essential=True
+    )
     problems: int = option(
         0,
         help="Play only this many problems of a level, drawn by --seed as evenly as may be from its clusters; 0: all,"
@@ -62,7 +64,10 @@ class EvaluateConfig(Config):
         essential=True,
     )
     eval_reps: int = option(
-        1, help="Episodes per problem; more of them narrow the interval if play is random.", ge=1, essential=True
+        1,
+        help="Episodes per problem; more of them narrow the interval if play is random.",
+        ge=1,
+        essential=True,
     )
     episodes: tuple[Path, ...] = option(
         (),
@@ -72,7 +77,10 @@ class EvaluateConfig(Config):
         essential=True,
     )
     temperature: float = option(
-        0.0, help="Sampling temperature of the policy; 0 takes the most likely action.", ge=0, essential=True
+        0.0,
+        help="Sampling temperature of the policy; 0 takes the most likely action.",
+        ge=0,
+        essential=True,
     )
     top_p: float = option(
         1.0,
@@ -83,10 +91,15 @@ class EvaluateConfig(Config):
     )
     top_k: int = option(0, help="Draw only from this many of the likeliest; 0: all.", ge=0)
     min_p: float = option(
-        0.0, help="Draw only what is at least this many times as likely as the likeliest.", ge=0, le=1
+        0.0,
+        help="Draw only what is at least this many times as likely as the likeliest.",
+        ge=0,
+        le=1,
     )
     max_new_tokens: int = option(
-        128, help="Maximum length of an answer in tokens, in environments without enumerated actions.", ge=1
+        128,
+        help="Maximum length of an answer in tokens, in environments without enumerated actions.",
+        ge=1,
     )
     score_oracle: bool = option(
         False,
@@ -120,7 +133,9 @@ class EvaluateConfig(Config):
     def players(self) -> tuple[Player, ...]:
         """Who plays, as --policy says. Raises ConfigError."""
         kind = self.env.kind
-        return tuple(parse_policy(text, tuple(kind.baselines), kind.methods) for text in self.policy)
+        return tuple(
+            parse_policy(text, tuple(kind.baselines), kind.methods) for text in self.policy
+        )
 
     @property
     def players_setup(self) -> PlayersSetup:
@@ -175,8 +190,14 @@ class EvaluateConfig(Config):
         # 3. Sampling
         chat_names = " ".join(player.name for player in self.players if player.is_chat)
         for name in non_default(self, "top_p", "top_k", "min_p"):
-            refuse(not self.temperature, f"{flag(name)} is for sampling; add --temperature 1, or leave it out")
-            refuse(chat_names, f"{flag(name)} is for checkpoints, not --policy {chat_names}; leave one of them out")
+            refuse(
+                not self.temperature,
+                f"{flag(name)} is for sampling; add --temperature 1, or leave it out",
+            )
+            refuse(
+                chat_names,
+                f"{flag(name)} is for checkpoints, not --policy {chat_names}; leave one of them out",
+            )
 
         # 4. Levels and chat models
         for level in self.level:

@@ -66,7 +66,11 @@ def deciding_alone(
 ) -> list[Request]:
     """What a decision model is asked. comments: whether it comments for a policy."""
     more = further_questions(context.env) if comments else []
-    return [deciding_request(seen, context, endpoint, options_of(seen, endpoint), rules=rules, more=more)]
+    return [
+        deciding_request(
+            seen, context, endpoint, options_of(seen, endpoint), rules=rules, more=more
+        )
+    ]
 
 
 def planned_calls(
@@ -79,19 +83,27 @@ def planned_calls(
     def ask(seen: Observation, context: Context) -> list[Request]:
         if endpoints and endpoints[0].decides:
             rules = not players.config.decisions.plain_questions
-            return deciding_alone(seen, context, endpoints[0], rules=rules, comments=not player.decides)
+            return deciding_alone(
+                seen, context, endpoints[0], rules=rules, comments=not player.decides
+            )
         if player.method:
             return [request_of(player.method, context)]
         if not player.is_chat:  # a checkpoint acts, and the chat model comments
             return comment_alone(seen, context)
         comment = LONG if len(player.api_models) > 1 else None
         played = playing_request(seen, context, comment, players.history_tokens)
-        return [played, reflecting_request(seen, context, players.history_tokens)] if comment else [played]
+        return (
+            [played, reflecting_request(seen, context, players.history_tokens)]
+            if comment
+            else [played]
+        )
 
     usual = players.kind.methods[player.method] // 2 if player.method else ANSWER
     usual = 0 if endpoints and endpoints[0].decides else usual
     agent = Still() if player.method else RandomAgent()
-    return PlannedCalls(player.name, level, tasks, len(tasks) * repeats, endpoints, ask, usual, agent)
+    return PlannedCalls(
+        player.name, level, tasks, len(tasks) * repeats, endpoints, ask, usual, agent
+    )
 
 
 class Still:
@@ -116,12 +128,16 @@ class _Rehearsal:
         return replace(decision, answer=LONG, reflection=LONG)
 
 
-def cost_of_playing(config: EvaluateConfig, tasks: Mapping[str, Sequence[Task]], progress: Progress) -> Report:
+def cost_of_playing(
+    config: EvaluateConfig, tasks: Mapping[str, Sequence[Task]], progress: Progress
+) -> Report:
     """What evaluate would ask chat models, and the cost (--dry-run). tasks: the problems by level."""
     planned = []
     for player in config.players:
         for level, level_tasks in tasks.items():
-            planned.append(planned_calls(player, config.players_setup, level, level_tasks, config.eval_reps))
+            planned.append(
+                planned_calls(player, config.players_setup, level, level_tasks, config.eval_reps)
+            )
     return estimate("evaluate", config.setup, config.chat, planned, progress, config.run.seed)
 
 
@@ -130,7 +146,12 @@ def _ended(bar: Bar, _: Trajectory) -> None:
 
 
 def estimate(
-    stage: str, setup: EnvSetup, chat: ChatConfig, parts: Iterable[PlannedCalls], progress: Progress, seed: int
+    stage: str,
+    setup: EnvSetup,
+    chat: ChatConfig,
+    parts: Iterable[PlannedCalls],
+    progress: Progress,
+    seed: int,
 ) -> Report:
     """Estimated requests of the chat models, their cost, and what the cost is likely below.
 
@@ -147,15 +168,21 @@ def estimate(
         episodes = [Episode(task, derive(seed, "evaluate", task.id, 0)) for task in part.tasks]
         with progress.bar(f"play without the models ({part.level})", len(episodes)) as bar:
             player = part.within(rehearsal)
-            trial = rollout(episodes, setup.maker(part.level), player, width=1, on_end=partial(_ended, bar))
+            trial = rollout(
+                episodes, setup.maker(part.level), player, width=1, on_end=partial(_ended, bar)
+            )
         if not rehearsal.requests and any(one.status is not Status.ABORTED for one in trial):
             continue
         if not rehearsal.requests:
             raise EnvironmentFailure(f"every episode was aborted ({len(trial)}): {trial[0].reason}")
         horizon, steps_of = setup.horizon_at(part.level), setup.kind.taskset.episode_steps
-        steps = fmean(min(horizon, steps_of(task) or horizon) for task in part.tasks) * part.episodes
+        steps = (
+            fmean(min(horizon, steps_of(task) or horizon) for task in part.tasks) * part.episodes
+        )
         played = len(rehearsal.requests) / len(part.tasks) * part.episodes if part.ends else steps
-        for endpoint, requests in zip(part.endpoints, zip(*rehearsal.requests, strict=True), strict=True):
+        for endpoint, requests in zip(
+            part.endpoints, zip(*rehearsal.requests, strict=True), strict=True
+        ):
             price, thought = chat.prices_at(endpoint), THINKING_TOKENS if endpoint.thinks else 0
             longest = max(request.prompt_tokens for request in requests)
             read = played * fmean(request.prompt_tokens for request in requests)
@@ -174,5 +201,10 @@ def estimate(
         cells.append((name, level, f"{calls:.0f}", f"{tokens:.0f}", *dollars))
     columns = ("policy", "level", "calls", "prompt tokens", "US dollars", "likely below")
     calls, tokens, usd, likely = (sum(column) for column in zip(*rows.values(), strict=True))
-    figures = {"calls": round(calls), "prompt_tokens": round(tokens), "usd": usd, "likely_usd": likely}
+    figures = {
+        "calls": round(calls),
+        "prompt_tokens": round(tokens),
+        "usd": usd,
+        "likely_usd": likely,
+    }
     return Report(stage, setup.env_folder, figures, (), (Table(TITLE, columns, tuple(cells)),))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,6 @@ from reflectkit.console import Bar, Progress
 from reflectkit.data.episodes import episode_to_json
 from reflectkit.env import SUCCEEDS, Agent
 from reflectkit.envs import cluster_of
-from reflectkit.evals import tables
 from reflectkit.evals.calibration import (
     ACTION,
     ASKED,
@@ -32,6 +30,7 @@ from reflectkit.evals.calibration import (
 )
 from reflectkit.evals.config import EvaluateConfig
 from reflectkit.evals.resolve import EvaluationRun
+from reflectkit.evals.rows import ABORTED, EpisodeRow, TurnCounts
 from reflectkit.jsonl import json_line, replacing, salvaged
 from reflectkit.models.checkpoint_metadata import load_tokenizer
 from reflectkit.rollouts.episode import Episode, rollout
@@ -50,8 +49,7 @@ EpisodeKey = tuple[str, int]
 class SavedEpisode:
     """An episode whose line is on disk."""
 
-    line: Mapping[str, Any]
-    """Its `lean` line."""
+    row: EpisodeRow
     offset: int
     """Where it begins in its file, in bytes."""
 
@@ -68,12 +66,14 @@ class PlayedLevel:
     """In the order of the problems."""
 
     @property
-    def lines(self) -> list[Mapping[str, Any]]:
-        """Their `lean` lines."""
-        return [episode.line for episode in self.episodes]
+    def rows(self) -> list[EpisodeRow]:
+        """What the tables need of them."""
+        return [episode.row for episode in self.episodes]
 
 
-def play(run: EvaluationRun, players: Players, folder: Path, progress: Progress) -> list[PlayedLevel]:
+def play(
+    run: EvaluationRun, players: Players, folder: Path, progress: Progress
+) -> list[PlayedLevel]:
     """Episodes of all players at all levels. folder: for the files of their lines; what an earlier process saved there
     is not played again.
 
@@ -104,24 +104,37 @@ def _play_level(
     remaining = [episode for episode in episodes if (episode.task.id, episode.seed) not in saved]
     path.parent.mkdir(parents=True, exist_ok=True)
     title = f"{player.name} ({level})"
-    with progress.bar(title, len(episodes), len(episodes) - len(remaining)) as bar, path.open("ab") as file:
+    with (
+        progress.bar(title, len(episodes), len(episodes) - len(remaining)) as bar,
+        path.open("ab") as file,
+    ):
         # 2. The player, and what is measured next to its play
         if remaining:
             agent, critic = players.agent(player), None
-            if config.predict_success and (player.checkpoint or player.decides) and not player.method:
+            if (
+                config.predict_success
+                and (player.checkpoint or player.decides)
+                and not player.method
+            ):
                 critic = _critic_of(player, agent)
                 agent = Foreteller(agent)
             make = setup.maker(level)
             make_env = (lambda: Advised(make())) if config.score_oracle else make
-            recorder = _Recorder(config, player, level, critic, saved, file, bar, ToolErrors(progress.news))
+            recorder = _Recorder(
+                config, player, level, critic, saved, file, bar, ToolErrors(progress.news)
+            )
 
             # 3. The others
             width = config.rollout.width
-            if player.is_chat and config.chat.max_cost_usd is not None:  # so that the budget pays for whole episodes
+            if (
+                player.is_chat and config.chat.max_cost_usd is not None
+            ):  # so that the budget pays for whole episodes
                 width = min(width, config.chat.concurrency)
             rollout(remaining, make_env, agent, width=width, on_end=recorder.record, keep=False)
             players.stop_if_spent(player)
-    return PlayedLevel(player, level, path, [saved[episode.task.id, episode.seed] for episode in episodes])
+    return PlayedLevel(
+        player, level, path, [saved[episode.task.id, episode.seed] for episode in episodes]
+    )
 
 
 @dataclass(frozen=True)
@@ -142,7 +155,7 @@ class _Recorder:
         self.tool_errors.see(trajectory)
         line = self._line(trajectory)
         key = trajectory.task.id, trajectory.seed
-        self.saved[key] = SavedEpisode(tables.lean(line), self.file.tell())
+        self.saved[key] = SavedEpisode(EpisodeRow.read(line), self.file.tell())
         self.file.write(json_line(line))
         self.file.flush()
         self.bar.advance()
@@ -163,7 +176,9 @@ class _Recorder:
             line[FIRST_VALUE] = self.critic(trajectory.turns[0].decision.prompt_ids)
         forecasts = _forecasts(trajectory)
         if forecasts:
-            line["forecasts"] = {kind: [forecast.numbers for forecast in group] for kind, group in forecasts.items()}
+            line["forecasts"] = {
+                kind: [forecast.numbers for forecast in group] for kind, group in forecasts.items()
+            }
         return line
 
 
@@ -175,51 +190,63 @@ def _saved_episodes(path: Path, progress: Progress) -> dict[EpisodeKey, SavedEpi
     if not path.is_file():
         return saved
     damaged = 0
-    with replacing(path) as file:  # even if only the last newline is missing, since more lines follow
+    with replacing(
+        path
+    ) as file:  # even if only the last newline is missing, since more lines follow
         for line in salvaged(path, LINE_FIELDS):
             if line is None:
                 damaged += 1
-            elif line["status"] != "aborted":
-                saved[line["task"], line["seed"]] = SavedEpisode(tables.lean(line), file.tell())
+            elif line["status"] != ABORTED:
+                saved[line["task"], line["seed"]] = SavedEpisode(EpisodeRow.read(line), file.tell())
                 file.write(json_line(line))
     if damaged:
-        progress.news(f"{path}: damaged lines dropped: {damaged}; their episodes will be played again")
+        progress.news(
+            f"{path}: damaged lines dropped: {damaged}; their episodes will be played again"
+        )
     return saved
 
 
-def _report_oddities(config: EvaluateConfig, part: PlayedLevel, task_count: int, progress: Progress) -> None:
+def _report_oddities(
+    config: EvaluateConfig, part: PlayedLevel, task_count: int, progress: Progress
+) -> None:
     """Report what makes the figures of these episodes mislead. task_count: the number of problems."""
-    setup, player, lines = config.setup, part.player, part.lines
+    setup, player, rows = config.setup, part.player, part.rows
     title = f"{player.name} ({part.level})"
 
     # 1. Repeats that tell nothing new
     is_greedy = not config.temperature and not player.is_chat and player.name != "random"
-    if is_greedy and len({tables.outcome(line) for line in lines}) == task_count < len(lines):
-        progress.news(f"{title}: the episodes of a problem all went alike, so more of them tell nothing new")
+    if is_greedy and len({row.outcome for row in rows}) == task_count < len(rows):
+        progress.news(
+            f"{title}: the episodes of a problem all went alike, so more of them tell nothing new"
+        )
 
     # 2. Answers that reached the limit of their length
-    counts = sum((line["turns"] for line in lines), Counter[str]())
-    if player.checkpoint is not None and counts["cut"]:
+    counts = TurnCounts.total(row.counts for row in rows)
+    if player.checkpoint is not None and counts.cut:
         from reflectkit.agents.two_player import cut_report
 
         load = partial(load_tokenizer, player.checkpoint.text)
         role = player.checkpoint.facts.get("role")
-        report = cut_report(counts["cut"], counts["turns"], config.max_new_tokens, load, role)
+        report = cut_report(counts.cut, counts.turns, config.max_new_tokens, load, role)
         if report:
             progress.news(f"{title}: {report}")
 
     # 3. A limit of steps that no episode stayed below
     horizon = setup.horizon_at(part.level)
     is_default = not config.rollout.horizon and part.level in setup.kind.horizons
-    if not is_default and not any(line.get("success") or line["turns"]["turns"] < horizon for line in lines):
-        progress.news(f"{title}: no episode ended within {pluralize(horizon, 'step')}, the limit; see --horizon")
+    if not is_default and not any(row.success or row.counts.turns < horizon for row in rows):
+        progress.news(
+            f"{title}: no episode ended within {pluralize(horizon, 'step')}, the limit; see --horizon"
+        )
 
     # 4. Episodes that did not end by themselves
-    aborted = [line.get("reason") for line in lines if line["status"] == "aborted"]
-    truncated = [line["reason"] for line in lines if line["status"] == "truncated" and line.get("reason")]
+    aborted = [row.reason for row in rows if row.is_aborted]
+    truncated = [row.reason for row in rows if row.status == "truncated" and row.reason]
     for how, reasons in (("aborted", aborted), ("ended early", truncated)):
         if reasons:
-            progress.news(f"{title}: {pluralize(len(reasons), 'episode')} {how}, the first for: {reasons[0]}")
+            progress.news(
+                f"{title}: {pluralize(len(reasons), 'episode')} {how}, the first for: {reasons[0]}"
+            )
 
 
 def oracle_scores(trajectory: Trajectory, *, has_probabilities: bool = True) -> dict[str, float]:

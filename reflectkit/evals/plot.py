@@ -23,7 +23,9 @@ Curve = tuple[Sequence[float], Sequence[float]]
 """Positions on the axis, and the values there."""
 
 
-def read_curves(paths: Sequence[Path], figure: str, against: str = "episodes", window: int = 1) -> list[Curve]:
+def read_curves(
+    paths: Sequence[Path], figure: str, against: str = "episodes", window: int = 1
+) -> list[Curve]:
     """The smoothed curve of the figure of each run; chained runs give each update once.
 
     paths: the runs' metrics.jsonl. against: the axis: episodes, step, tokens or seconds. window: of the moving average,
@@ -34,7 +36,11 @@ def read_curves(paths: Sequence[Path], figure: str, against: str = "episodes", w
     empty if another one has it. Raises DataError.
     """
     runs = [_rows_of(path) for path in paths]
-    when, name = (VALIDATION, figure.removeprefix(VALIDATION)) if figure.startswith(VALIDATION) else ("", figure)
+    when, name = (
+        (VALIDATION, figure.removeprefix(VALIDATION))
+        if figure.startswith(VALIDATION)
+        else ("", figure)
+    )
     played: dict[Any, list[dict[str, Any]]] = {}
     for path, rows in zip(paths, runs, strict=True):
         env = _settings(path).get("env", path)
@@ -64,7 +70,10 @@ def chained(path: Path) -> list[Path]:
     """
     chain = [path]
     while start := _settings(chain[0]).get("resume_from"):
-        bases = (*chain[0].absolute().parents, Path())  # it is relative to where the run was started, above the run
+        bases = (
+            *chain[0].absolute().parents,
+            Path(),
+        )  # it is relative to where the run was started, above the run
         places = (base / Path(start).parent / "metrics.jsonl" for base in bases)
         before = next((place for place in places if place.is_file()), None)
         if before is None:
@@ -80,14 +89,19 @@ def _rows_of(path: Path) -> Rows:
     """The updates of `path` and of the runs that it resumed from. Raises DataError."""
     rows: Rows = {}
     for part in chained(path):
-        new = {int(number_in(part, line, row, "step")): (part, line, dict(row)) for line, row in read_jsonl(part)}
+        new = {
+            int(number_in(part, line, row, "step")): (part, line, dict(row))
+            for line, row in read_jsonl(part)
+        }
         first = min(new)
         rows = {step: entry for step, entry in rows.items() if step < first} | new
     return rows
 
 
 def _curve(path: Path, rows: Rows, figure: str, against: str) -> tuple[list[float], list[float]]:
-    in_some = any(figure in row for _, _, row in rows.values())  # not every update is validated or has rows to learn
+    in_some = any(
+        figure in row for _, _, row in rows.values()
+    )  # not every update is validated or has rows to learn
     places: list[float] = []
     values: list[float] = []
     total = 0.0
@@ -95,7 +109,9 @@ def _curve(path: Path, rows: Rows, figure: str, against: str) -> tuple[list[floa
         total += sum(number_in(part, line, row, name) for name in SUMMED.get(against, ()))
         if figure in row or not in_some:
             values.append(float(number_in(part, line, row, figure)))
-            places.append(total if against in SUMMED else float(number_in(part, line, row, against)))
+            places.append(
+                total if against in SUMMED else float(number_in(part, line, row, against))
+            )
     return places, values
 
 
@@ -104,7 +120,9 @@ def number_in(path: Path, line: int, row: Mapping[str, Any], name: str) -> Any:
     value = row.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= LARGEST:
         numeric = [key for key, other in row.items() if isinstance(other, int | float)]
-        raise DataError(path, f"is no number here; this run has {', '.join(numeric)}", line=line, field=name)
+        raise DataError(
+            path, f"is no number here; this run has {', '.join(numeric)}", line=line, field=name
+        )
     return value
 
 
@@ -113,15 +131,27 @@ def smooth(values: list[float], window: int) -> list[float]:
     return [fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
 
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for the colour-blind
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+)  # Okabe and Ito: safe for the colour-blind
 STYLES = ("-", "--", "-.", ":")
 LONGEST_NAME = 200  # characters
 BANDS = 3  # above that many curves with ranges, their bands hide each other
-BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}  # a legend to the right of its panel
+BESIDE: dict[str, Any] = {
+    "loc": "upper left",
+    "bbox_to_anchor": (1, 1),
+}  # a legend to the right of its panel
 SHARES = ("success_rate", "accuracy", "tool_success", "content", "success")  # from 0 to 1
 
 
-def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: str, smoothed: int, out: Path) -> None:
+def draw_curves(
+    panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: str, smoothed: int, out: Path
+) -> None:
     """One panel per figure: the median of each name's curves (x, y), with their range if there are several; with more
     than BANDS names, each curve as a thin line instead.
     """
@@ -129,30 +159,56 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: st
 
     pyplot = pyplot_for_files()
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
-    several = {figure: sum(len(seeds) > 1 for seeds in curves.values()) for figure, curves in panels.items()}
-    picture, axes = pyplot.subplots(len(panels), 1, figsize=(9, 1 + 3 * len(panels)), dpi=150, squeeze=False)
+    several = {
+        figure: sum(len(seeds) > 1 for seeds in curves.values())
+        for figure, curves in panels.items()
+    }
+    picture, axes = pyplot.subplots(
+        len(panels), 1, figsize=(9, 1 + 3 * len(panels)), dpi=150, squeeze=False
+    )
     for panel, (figure, curves) in zip(axes[:, 0], panels.items(), strict=True):
         banded = several[figure] <= BANDS
         for name, seeds in curves.items():
             index = names.index(name)
             places = np.unique(np.concatenate([where for where, _ in seeds]))
-            shared = (places >= max(where[0] for where, _ in seeds)) & (places <= min(where[-1] for where, _ in seeds))
+            shared = (places >= max(where[0] for where, _ in seeds)) & (
+                places <= min(where[-1] for where, _ in seeds)
+            )
             places = places[shared] if shared.any() else places
             values_SN = np.array([np.interp(places, where, values) for where, values in seeds])
-            colour, style = COLOURS[index % len(COLOURS)], STYLES[index // len(COLOURS) % len(STYLES)]
+            colour, style = (
+                COLOURS[index % len(COLOURS)],
+                STYLES[index // len(COLOURS) % len(STYLES)],
+            )
             shown = label_text(f"{name} ({len(seeds)} seeds)" if len(seeds) > 1 else name)
-            panel.plot(places, np.median(values_SN, axis=0), color=colour, linestyle=style, linewidth=2, label=shown)
+            panel.plot(
+                places,
+                np.median(values_SN, axis=0),
+                color=colour,
+                linestyle=style,
+                linewidth=2,
+                label=shown,
+            )
             if len(seeds) > 1 and banded:
                 panel.fill_between(
-                    places, values_SN.min(axis=0), values_SN.max(axis=0), color=colour, alpha=0.2, linewidth=0
+                    places,
+                    values_SN.min(axis=0),
+                    values_SN.max(axis=0),
+                    color=colour,
+                    alpha=0.2,
+                    linewidth=0,
                 )
             elif len(seeds) > 1:
-                panel.plot(places, values_SN.T, color=colour, linestyle=style, linewidth=0.7, alpha=0.5)
+                panel.plot(
+                    places, values_SN.T, color=colour, linestyle=style, linewidth=0.7, alpha=0.5
+                )
         label = figure.replace("_", " ")
         panel.set(xlabel=against, ylabel=label)
         window = min(smoothed, max(len(values) for seeds in curves.values() for _, values in seeds))
         mean = f", mean of {window} updates" if window > 1 else ""
-        spread = f", median and {'range of seeds' if banded else 'each seed'}" if several[figure] else ""
+        spread = (
+            f", median and {'range of seeds' if banded else 'each seed'}" if several[figure] else ""
+        )
         panel.set_title(f"{label}{mean}{spread}")
         if figure.removeprefix("validation_") in SHARES:
             panel.set_ylim(-0.02, 1.02)
@@ -161,16 +217,22 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: st
     save_picture(picture, axes[:, 0], out)
 
 
-def draw_bars(figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, float]]], out: Path) -> None:
+def draw_bars(
+    figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, float]]], out: Path
+) -> None:
     """Groups of bars with intervals: player → level → (mean, low, high)."""
     pyplot = pyplot_for_files()
     levels = list(dict.fromkeys(level for by_level in bars.values() for level in by_level))
-    picture, axes = pyplot.subplots(figsize=(max(7, 0.45 * len(bars) * len(levels) + 3), 4), dpi=150)
+    picture, axes = pyplot.subplots(
+        figsize=(max(7, 0.45 * len(bars) * len(levels) + 3), 4), dpi=150
+    )
     panel: Any = axes
     wide = 0.8 / max(1, len(bars))
     known = any(low != high for by_level in bars.values() for _, low, high in by_level.values())
     for index, (name, by_level) in enumerate(bars.items()):
-        shown = [(place, by_level[level]) for place, level in enumerate(levels) if level in by_level]
+        shown = [
+            (place, by_level[level]) for place, level in enumerate(levels) if level in by_level
+        ]
         places = [place - 0.4 + wide * (index + 0.5) for place, _ in shown]
         means = [mean for _, (mean, _, _) in shown]
         errors = [  # rounding may put an end on the wrong side of the mean
@@ -179,7 +241,9 @@ def draw_bars(figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, f
         ]
         colour = COLOURS[index % len(COLOURS)]
         drawn = errors if known else None
-        panel.bar(places, means, wide * 0.92, yerr=drawn, capsize=2, color=colour, label=label_text(name))
+        panel.bar(
+            places, means, wide * 0.92, yerr=drawn, capsize=2, color=colour, label=label_text(name)
+        )
     panel.set_xticks(range(len(levels)), list(map(label_text, levels)))
     title = f"{figure.replace('_', ' ')} by level{', 95 % intervals' if known else ''}"
     panel.set(ylabel=figure.replace("_", " "), title=title)
@@ -191,7 +255,9 @@ def draw_bars(figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, f
     save_picture(picture, [panel], out)
 
 
-def draw_reliability(panels: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]], out: Path) -> None:
+def draw_reliability(
+    panels: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]], out: Path
+) -> None:
     """One panel for each thing that is foretold: how often it came true against how likely it was called, by player,
     with 95 % intervals; a larger dot has more forecasts. On the diagonal, probabilities mean what they say.
 
@@ -199,7 +265,9 @@ def draw_reliability(panels: Mapping[str, Mapping[str, Sequence[Mapping[str, flo
     """
     pyplot = pyplot_for_files()
     names = list(dict.fromkeys(name for players in panels.values() for name in players))
-    picture, axes = pyplot.subplots(1, len(panels), figsize=(1.5 + 4 * len(panels), 4.4), dpi=150, squeeze=False)
+    picture, axes = pyplot.subplots(
+        1, len(panels), figsize=(1.5 + 4 * len(panels), 4.4), dpi=150, squeeze=False
+    )
     for panel, (kind, players) in zip(axes[0], panels.items(), strict=True):
         panel.plot([0, 1], [0, 1], color="0.6", linestyle=":", linewidth=1)
         for name, bins in players.items():
@@ -212,9 +280,17 @@ def draw_reliability(panels: Mapping[str, Mapping[str, Sequence[Mapping[str, flo
             ]
             total = sum(row["forecasts"] for row in bins)
             sizes = [12 + 160 * row["forecasts"] / total for row in bins]
-            panel.errorbar(places, hits, yerr=errors, color=colour, linewidth=1, elinewidth=0.8, capsize=2)
+            panel.errorbar(
+                places, hits, yerr=errors, color=colour, linewidth=1, elinewidth=0.8, capsize=2
+            )
             panel.scatter(places, hits, s=sizes, color=colour, alpha=0.8, label=label_text(name))
-        panel.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xlabel="probability", ylabel="came true", title=kind)
+        panel.set(
+            xlim=(-0.03, 1.03),
+            ylim=(-0.03, 1.03),
+            xlabel="probability",
+            ylabel="came true",
+            title=kind,
+        )
         panel.set_aspect("equal")
         panel.grid(alpha=0.3)
     legend = axes[0, -1].legend(frameon=False, fontsize=8, **BESIDE)

@@ -61,11 +61,15 @@ def resolve_tasks(config: EvaluateConfig, progress: Progress) -> dict[str, list[
     for level in problems.levels_with("test", names, progress):
         tasks = problems.tasks("test", level, seeds=config.problems)
         clusters = [cluster_of(env.name, task) for task in tasks]
-        drawn[level] = [tasks[place] for place in draw_problems(clusters, config.problems, config.run.seed)]
+        drawn[level] = [
+            tasks[place] for place in draw_problems(clusters, config.problems, config.run.seed)
+        ]
     return drawn
 
 
-def resolve(config: EvaluateConfig, tasks: Mapping[str, Sequence[Task]], progress: Progress) -> EvaluationRun:
+def resolve(
+    config: EvaluateConfig, tasks: Mapping[str, Sequence[Task]], progress: Progress
+) -> EvaluationRun:
     """The run that plays `tasks`, the problems by level.
 
     Raises CheckpointError, ConfigError if a key is missing or a sampler cannot answer as a policy was trained, and
@@ -78,7 +82,9 @@ def resolve(config: EvaluateConfig, tasks: Mapping[str, Sequence[Task]], progres
     for player in players:
         if player.checkpoint is not None:
             config.sampler.answer_of(player.checkpoint)
-    folders = model_folders(model for player in players for model in (player.policy, player.reflector))
+    folders = model_folders(
+        model for player in players for model in (player.policy, player.reflector)
+    )
 
     # 2. What is read
     setup, test_file = config.setup, config.held_out.file("test")
@@ -95,7 +101,9 @@ def resolve(config: EvaluateConfig, tasks: Mapping[str, Sequence[Task]], progres
     return EvaluationRun(config, tasks, players, tuple(folders), tuple(inputs), tuple(warnings))
 
 
-def title_of(config: EvaluateConfig, tasks: Mapping[str, Sequence[Task]], folders: Iterable[Path]) -> str:
+def title_of(
+    config: EvaluateConfig, tasks: Mapping[str, Sequence[Task]], folders: Iterable[Path]
+) -> str:
     """The title of the table. It says whether the problems are held out from training, where that is certain. tasks:
     the problems by level. folders: those of the models that play.
     """
@@ -107,7 +115,11 @@ def title_of(config: EvaluateConfig, tasks: Mapping[str, Sequence[Task]], folder
     # 1. Problems of the env itself: RL may have drawn them from another file of rows, or from the same few
     if test_file is None:
         code = config.setup.code_files
-        data_files = [path for path in config.setup.input_files([]) if path not in code and path.suffix != ".py"]
+        data_files = [
+            path
+            for path in config.setup.input_files([])
+            if path not in code and path.suffix != ".py"
+        ]
         data = {digest(path) for path in data_files}
         for inputs in rl_inputs:
             if data - set(inputs.values()):

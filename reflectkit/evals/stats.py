@@ -61,7 +61,9 @@ def rate_interval(clusters: Clusters, trials: int | None = None) -> tuple[float,
     return rate_ends(*_sums(clusters), math.inf if trials is None else trials)
 
 
-def rate_ends(totals_C: Array, squares: float, sizes_C: Array, trials: float = math.inf) -> tuple[float, float]:
+def rate_ends(
+    totals_C: Array, squares: float, sizes_C: Array, trials: float = math.inf
+) -> tuple[float, float]:
     """`rate_interval` from the clusters' sums of outcomes, the sum of all squares and the clusters' sizes."""
     from scipy.special import betaincinv
 
@@ -76,7 +78,12 @@ def rate_ends(totals_C: Array, squares: float, sizes_C: Array, trials: float = m
 
 
 def effective_tasks(
-    totals_C: Array, squares: float, sizes_C: Array, greatest: float, scale: float, trials: float = math.inf
+    totals_C: Array,
+    squares: float,
+    sizes_C: Array,
+    greatest: float,
+    scale: float,
+    trials: float = math.inf,
 ) -> float:
     """The effective number of independent all-or-nothing tasks, from the variance between clusters.
 
@@ -94,7 +101,9 @@ def effective_tasks(
     second, fourth = float((residuals_C**2).sum()), float((residuals_C**4).sum())
     freedom = count - 1.0
     if second > 1e-12 * tasks:
-        freedom = 2 * count / max(count * fourth / second**2 - 1, 1e-9)  # of a variance: 2 / its squared CV
+        freedom = (
+            2 * count / max(count * fourth / second**2 - 1, 1e-9)
+        )  # of a variance: 2 / its squared CV
     prior = PRIOR_DF[0] + PRIOR_DF[1] * (1 - scale * greatest)
 
     def shrunk(estimate: float, assumed: float) -> float:
@@ -187,7 +196,9 @@ def paired(
     up to 12 clusters that differ (Fisher 1935), and uses seeded sampling beyond; p is never 0. Without common tasks
     everything but the counts is nan.
     """
-    gaps = by_cluster({task: first[task] - second[task] for task in first if task in second}, cluster_of or {})
+    gaps = by_cluster(
+        {task: first[task] - second[task] for task in first if task in second}, cluster_of or {}
+    )
     if not gaps:
         return Paired(math.nan, math.nan, math.nan, math.nan, 0, 0)
     totals_C, squares, sizes_C = _sums(gaps)
@@ -197,7 +208,9 @@ def paired(
         low, high = -1.0, 1.0
     elif shares:
         gained = float(_sums([[max(gap, 0.0) for gap in cluster] for cluster in gaps])[0].sum())
-        low, high = difference_ends(totals_C, gained, squares, sizes_C, math.inf if trials is None else trials)
+        low, high = difference_ends(
+            totals_C, gained, squares, sizes_C, math.inf if trials is None else trials
+        )
     signs_DC, exact = flips(totals_C, DRAWS)
     p = sign_flip_p(totals_C, signs_DC, exact)
     low, high = agree_with_test(low, high, p, totals_C, sizes_C, signs_DC, exact)
@@ -215,7 +228,9 @@ def difference_ends(
     """
     tasks, total = float(sizes_C.sum()), float(totals_C.sum())
     mean, lost = total / tasks, max(gained - total, 0.0)
-    effective = effective_tasks(totals_C, squares, sizes_C, (gained + lost) / tasks - mean**2, 1.0, trials)
+    effective = effective_tasks(
+        totals_C, squares, sizes_C, (gained + lost) / tasks - mean**2, 1.0, trials
+    )
     gained, lost = gained / tasks * effective, lost / tasks * effective
 
     def score(gap: float) -> float:
@@ -223,7 +238,9 @@ def difference_ends(
         linear = (2 * effective - gained + lost) * gap - gained - lost
         constant = -lost * gap * (1 - gap)
         # maximum-likelihood share of pairs that only the second player won
-        share = (math.sqrt(max(linear**2 - 8 * effective * constant, 0.0)) - linear) / (4 * effective)
+        share = (math.sqrt(max(linear**2 - 8 * effective * constant, 0.0)) - linear) / (
+            4 * effective
+        )
         variance = effective * (2 * share + gap * (1 - gap))
         return (gained - lost - effective * gap) / math.sqrt(max(variance, 1e-300))
 
@@ -254,7 +271,9 @@ def flips(totals_C: Array, draws: int) -> tuple[Array, bool]:
     patterns = 2 ** len(differing) if every else draws
     times = max(1, draws // patterns) if len(differing) < len(totals_C) else 1
     shape = patterns * times, len(totals_C)
-    signs_DC = np.random.default_rng(0).integers(2, size=shape, dtype=np.int8) * np.int8(2) - np.int8(1)
+    signs_DC = np.random.default_rng(0).integers(2, size=shape, dtype=np.int8) * np.int8(
+        2
+    ) - np.int8(1)
     if every:
         of_differing = np.array(list(product((-1, 1), repeat=len(differing))), dtype=np.int8)
         signs_DC[:, differing] = np.tile(of_differing, (times, 1))
@@ -266,7 +285,9 @@ def sign_flip_p(totals_C: Array, signs_DC: Array, every: bool) -> float:
 
     every: `signs_DC` has all patterns; otherwise it is a sample, to which the observed pattern is added.
     """
-    observed = abs(totals_C.sum()) - 1e-12 * abs(totals_C).sum()  # minus a margin for rounding of the sums
+    observed = (
+        abs(totals_C.sum()) - 1e-12 * abs(totals_C).sum()
+    )  # minus a margin for rounding of the sums
     as_large, added = int((abs(signs_DC @ totals_C) >= observed).sum()), 0 if every else 1
     return (as_large + added) / (len(signs_DC) + added)
 
@@ -283,7 +304,9 @@ def agree_with_test(
     if low > 0 or high < 0:
         return low, high
     difference = float(totals_C.sum() / sizes_C.sum())
-    _, end = _bisected(lambda gap: sign_flip_p(totals_C - gap * sizes_C, signs_DC, every) < 0.05, 0.0, difference)
+    _, end = _bisected(
+        lambda gap: sign_flip_p(totals_C - gap * sizes_C, signs_DC, every) < 0.05, 0.0, difference
+    )
     return (end, max(high, end)) if difference > 0 else (min(low, end), end)
 
 

@@ -63,7 +63,9 @@ class _Texts(dict[str, int]):
         return [self.short(name, value) for name, value in row]
 
 
-def write_page(file: IO[bytes], sources: Sequence[Source], episodes: Iterable[tuple[int, Played]]) -> int:
+def write_page(
+    file: IO[bytes], sources: Sequence[Source], episodes: Iterable[tuple[int, Played]]
+) -> int:
     """Write the page to `file`, with one block of episodes in memory at a time; returns the number of episodes.
 
     episodes: each with the index of its source.
@@ -75,12 +77,17 @@ def write_page(file: IO[bytes], sources: Sequence[Source], episodes: Iterable[tu
     """
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     index_texts, starts = _Texts(), list[int]()
-    with tempfile.TemporaryFile() as blocks:  # they follow the index, which is complete only at the end
+    with (
+        tempfile.TemporaryFile() as blocks
+    ):  # they follow the index, which is complete only at the end
         for number, block in enumerate(_blocks(episodes, columns, index_texts, starts)):
-            blocks.write(b'<script type="text/plain" id="block-%d">%s</script>\n' % (number, _packed(block)))
+            blocks.write(
+                b'<script type="text/plain" id="block-%d">%s</script>\n' % (number, _packed(block))
+            )
         index = {
             "runs": [
-                {"name": run.name, "path": run.path, "settings": run.settings, "rows": run.rows} for run in sources
+                {"name": run.name, "path": run.path, "settings": run.settings, "rows": run.rows}
+                for run in sources
             ],
             "texts": list(index_texts),
             "columns": columns,
@@ -97,19 +104,29 @@ def write_page(file: IO[bytes], sources: Sequence[Source], episodes: Iterable[tu
 
 
 def _blocks(
-    episodes: Iterable[tuple[int, Played]], columns: dict[str, list[Any]], index_texts: _Texts, starts: list[int]
+    episodes: Iterable[tuple[int, Played]],
+    columns: dict[str, list[Any]],
+    index_texts: _Texts,
+    starts: list[int],
 ) -> Iterator[dict[str, Any]]:
     """Blocks of episodes. Adds each episode to the columns of the index, and each block's first episode to `starts`."""
     texts, rows, turns = _Texts(), list[Any](), 0
     for source, episode in episodes:
         if not rows:
             starts.append(len(columns["run"]))
-        named = map(index_texts.number, (episode.name, episode.env, episode.level, outcome(episode)))
+        named = map(
+            index_texts.number, (episode.name, episode.env, episode.level, outcome(episode))
+        )
         facts = (source, *named, episode.task, episode.total_return, len(episode.turns))
         for name, value in zip(COLUMNS, facts, strict=True):
             columns[name].append(value)
-        turn_rows = [[texts.short(name, getattr(turn, name)) for name in TURN_FIELDS] for turn in episode.turns]
-        rows.append([[texts.short(name, getattr(episode, name)) for name in EPISODE_FIELDS], turn_rows])
+        turn_rows = [
+            [texts.short(name, getattr(turn, name)) for name in TURN_FIELDS]
+            for turn in episode.turns
+        ]
+        rows.append(
+            [[texts.short(name, getattr(episode, name)) for name in EPISODE_FIELDS], turn_rows]
+        )
         turns += len(episode.turns)
         if texts.characters + turns * TURN_CHARACTERS > BLOCK_CHARACTERS:
             yield {"texts": list(texts), "episodes": rows}
@@ -189,7 +206,10 @@ def inspect_log(
     }
     if not reports_success((episode.status, episode.success) for episode in counted):
         del sums["success"]
-    means = {name: {"mean": {"name": "mean", "value": total / max(1, len(counted))}} for name, total in sums.items()}
+    means = {
+        name: {"mean": {"name": "mean", "value": total / max(1, len(counted))}}
+        for name, total in sums.items()
+    }
     log = {
         "version": 2,
         "status": "success",
@@ -209,12 +229,17 @@ def inspect_log(
         "results": {
             "total_samples": len(samples),
             "completed_samples": len(counted),
-            "scores": [{"name": name, "scorer": name, "metrics": metrics} for name, metrics in means.items()],
+            "scores": [
+                {"name": name, "scorer": name, "metrics": metrics}
+                for name, metrics in means.items()
+            ],
         },
         "stats": {"started_at": when, "completed_at": when, "model_usage": {}},
         "samples": samples,
     }
-    named = re.sub(r"[^A-Za-z0-9-]+", "-", task)[:60]  # the name of the file that Inspect expects: time, task, id
+    named = re.sub(r"[^A-Za-z0-9-]+", "-", task)[
+        :60
+    ]  # the name of the file that Inspect expects: time, task, id
     name = f"{created.strftime('%Y-%m-%dT%H-%M-%S')}+00-00_{named}_{id_of('log')}.json"
     text = HALF_PAIRS.sub("\ufffd", json.dumps(log, ensure_ascii=False, separators=(",", ":")))
     return name, text.encode() + b"\n"
@@ -235,7 +260,9 @@ def _sample(episode: Played, epoch: int, player: str) -> dict[str, Any]:
     shown_first = _read(first.messages if first and first.messages else episode.ending, ())
     said = episode.turns[-1].said if episode.turns else None
     answer = {"answer": said, "explanation": episode.reason or None}
-    scores = {} if episode.success is None else {"success": {"value": float(episode.success)} | answer}
+    scores = (
+        {} if episode.success is None else {"success": {"value": float(episode.success)} | answer}
+    )
     sample: dict[str, Any] = {
         "id": episode.task,
         "epoch": epoch,
@@ -247,10 +274,17 @@ def _sample(episode: Played, epoch: int, player: str) -> dict[str, Any]:
             "choices": [{"message": answers[-1], "stop_reason": "stop"}] if answers else [],
         },
         "scores": scores | {"return": {"value": episode.total_return or 0.0}},
-        "metadata": {name: getattr(episode, name) for name in ("level", "group", "seed", "status", "figures", "data")},
+        "metadata": {
+            name: getattr(episode, name)
+            for name in ("level", "group", "seed", "status", "figures", "data")
+        },
     }
     if episode.status == Status.ABORTED:
-        sample["error"] = {"message": episode.reason or "aborted", "traceback": "", "traceback_ansi": ""}
+        sample["error"] = {
+            "message": episode.reason or "aborted",
+            "traceback": "",
+            "traceback_ansi": "",
+        }
     return sample
 
 
@@ -270,7 +304,10 @@ def _answer(turn: PlayedTurn, ids: Sequence[str]) -> dict[str, Any]:
     names = ("reward", "value", "advantage", "choices", "probabilities", "info")
     content: Any = turn.said or ""
     if turn.reflection is not None:
-        content = [{"type": "reasoning", "reasoning": turn.reflection}, {"type": "text", "text": content}]
+        content = [
+            {"type": "reasoning", "reasoning": turn.reflection},
+            {"type": "text", "text": content},
+        ]
     metadata = {name: value for name in names if (value := getattr(turn, name)) is not None}
     answer = {"role": "assistant", "content": content, "source": "generate", "metadata": metadata}
     calls = [

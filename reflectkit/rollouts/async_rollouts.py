@@ -110,7 +110,9 @@ class AsyncRollouts:
             if player.done():
                 player.result()
         groups = [self._begun[number] for number in numbers if number in self._begun]
-        over = len(groups) == len(numbers) and all(len(group.played) == len(group.episodes) for group in groups)
+        over = len(groups) == len(numbers) and all(
+            len(group.played) == len(group.episodes) for group in groups
+        )
         return over or None
 
     async def _play_on(self) -> None:
@@ -124,7 +126,10 @@ class AsyncRollouts:
                 slot = self._barrier.join()
                 try:
                     trajectory = await play(
-                        group.episodes[index], envs[group.make], self.agent, timeout_s=self.timeout_s
+                        group.episodes[index],
+                        envs[group.make],
+                        self.agent,
+                        timeout_s=self.timeout_s,
                     )
                 finally:
                     self._barrier.leave(slot)
@@ -135,7 +140,9 @@ class AsyncRollouts:
         finally:
             for env in envs.values():
                 env.close()
-            asyncio.get_running_loop().call_soon(self._changed.set)  # once this task is done, for its error
+            asyncio.get_running_loop().call_soon(
+                self._changed.set
+            )  # once this task is done, for its error
 
     def _following(self) -> tuple[Group, int] | None:
         """The next episode: its group, and its place there; None if none may begin."""

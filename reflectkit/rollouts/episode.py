@@ -212,7 +212,14 @@ def rollout(
         keep: Whether to return the trajectories; with `on_end` alone, memory stays small.
     """
     playing = play_all(
-        episodes, make_env, agent, width=width, patience=patience, timeout_s=timeout_s, on_end=on_end, keep=keep
+        episodes,
+        make_env,
+        agent,
+        width=width,
+        patience=patience,
+        timeout_s=timeout_s,
+        on_end=on_end,
+        keep=keep,
     )
     return run_sync(playing)
 
@@ -258,7 +265,10 @@ async def play_all(
         finally:
             barrier.leave(slot)
 
-    players = [asyncio.create_task(player()) for _ in range(min(width, spare[0].max_concurrency, len(episodes)))]
+    players = [
+        asyncio.create_task(player())
+        for _ in range(min(width, spare[0].max_concurrency, len(episodes)))
+    ]
     try:
         ended, _ = await asyncio.wait(players, return_when=asyncio.FIRST_EXCEPTION)
         for task in players:
@@ -298,8 +308,12 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
     observation = None
     start = derive(episode.seed, "env") if episode.start is None else episode.start
 
-    def ended(status: Status, reason: str = "", unexecuted: Decision | None = None, penalty: float = 0.0) -> Trajectory:
-        success = status is not Status.ABORTED and bool(turns) and turns[-1].info.get("success") is True
+    def ended(
+        status: Status, reason: str = "", unexecuted: Decision | None = None, penalty: float = 0.0
+    ) -> Trajectory:
+        success = (
+            status is not Status.ABORTED and bool(turns) and turns[-1].info.get("success") is True
+        )
         return Trajectory(
             episode.task,
             episode.seed,
@@ -317,7 +331,9 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
         penalty = 0.0 if observation is None else float(env.truncation_penalty(0))
         if turns and penalty:
             last = turns[-1]
-            turns[-1] = replace(last, reward=last.reward + penalty, info=last.info | {"truncation_penalty": penalty})
+            turns[-1] = replace(
+                last, reward=last.reward + penalty, info=last.info | {"truncation_penalty": penalty}
+            )
             penalty = 0.0
         return ended(Status.TRUNCATED, decision.truncation_reason or "", decision, penalty)
 
@@ -353,7 +369,9 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
         env.release()
 
 
-async def _answer(env: Env, method: Callable[..., Value | Awaitable[Value]], *arguments: Any) -> Value:
+async def _answer(
+    env: Env, method: Callable[..., Value | Awaitable[Value]], *arguments: Any
+) -> Value:
     """The result of a method of `env`, awaited if necessary; a blocking env is called in a thread."""
     value = await in_thread(method, *arguments) if env.remote else method(*arguments)
     return await value if inspect.isawaitable(value) else value

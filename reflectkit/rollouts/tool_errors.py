@@ -44,7 +44,9 @@ class ToolErrors:
             for tool, errors in turn.info.get(RAISED, {}).items():
                 if tool not in self.told:
                     self.told.add(tool)
-                    self.tell(f"tool {tool}() raised an error, which the agent reads as its answer: {errors[0]}")
+                    self.tell(
+                        f"tool {tool}() raised an error, which the agent reads as its answer: {errors[0]}"
+                    )
 
 
 def broken_tool(played: Iterable[Trajectory]) -> str:

@@ -56,7 +56,11 @@ class Checked(Wrapper):
     @property
     def rules(self) -> str:
         """The env's, and the number of steps."""
-        limit = "" if self._horizon is None else f"An episode has at most {pluralize(self._horizon, 'step')}."
+        limit = (
+            ""
+            if self._horizon is None
+            else f"An episode has at most {pluralize(self._horizon, 'step')}."
+        )
         return f"{super().rules}\n{limit}".strip("\n")
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
@@ -67,7 +71,9 @@ class Checked(Wrapper):
         if self.by_level:
             self._horizon = self.env.horizon = self.env.horizons.get(task.level, DEFAULT_HORIZON)
         own = task.data.get("seed") if len(task.data) == 1 else None
-        return followed(outside_loop(self.env.reset, task, own if isinstance(own, int) else seed), self._begun)
+        return followed(
+            outside_loop(self.env.reset, task, own if isinstance(own, int) else seed), self._begun
+        )
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """One step; the last step of the horizon is marked as truncated unless the env ended the episode there. Raises
@@ -106,13 +112,17 @@ class Checked(Wrapper):
         if not fits:
             if inspect.iscoroutine(value):
                 value.close()  # otherwise Python warns that it was never awaited
-            raise ConfigError(f"{self._place}env '{self.name}': {returned} {brief(value)}; return {wanted}")
+            raise ConfigError(
+                f"{self._place}env '{self.name}': {returned} {brief(value)}; return {wanted}"
+            )
 
     @property
     def _place(self) -> str:
         """The user's own code that made what is checked, as the beginning of a message; "" if it is not the user's."""
         methods = ("_begin", "reset") if self.seen is None else ("_move", "step")
-        codes = [getattr(getattr(type(self.env), method, None), "__code__", None) for method in methods]
+        codes = [
+            getattr(getattr(type(self.env), method, None), "__code__", None) for method in methods
+        ]
         own = [code for code in codes if code is not None and is_user_code(code.co_filename)]
         return f"{own[0].co_filename}, line {own[0].co_firstlineno}: " if own else ""
 
@@ -123,18 +133,33 @@ class Checked(Wrapper):
 
     def _observed(self, seen: Any) -> Any:
         """`seen`, its lists as tuples."""
-        self.need(isinstance(seen, Observation), "the observation is", seen, "an Observation (reflectkit.types)")
+        self.need(
+            isinstance(seen, Observation),
+            "the observation is",
+            seen,
+            "an Observation (reflectkit.types)",
+        )
         if seen is self.seen:
             return self.seen
         for name in ("messages", "choices", "tools"):
             value = getattr(seen, name)
-            self.need(isinstance(value, tuple | list), f"{name} of the observation are", value, "a tuple")
+            self.need(
+                isinstance(value, tuple | list), f"{name} of the observation are", value, "a tuple"
+            )
             if isinstance(value, list):
                 seen = dataclasses.replace(seen, **{name: tuple(value)})
         for message in seen.messages:
-            fits = isinstance(message, Message) and isinstance(message.content, str) and message.role in ROLES
+            fits = (
+                isinstance(message, Message)
+                and isinstance(message.content, str)
+                and message.role in ROLES
+            )
             self.need(fits, "the observation shows", message, MESSAGE)
-        if self.seen is None or seen.choices is not self.seen.choices or seen.tools is not self.seen.tools:
+        if (
+            self.seen is None
+            or seen.choices is not self.seen.choices
+            or seen.tools is not self.seen.tools
+        ):
             self._check_actions(seen)
         self.seen = seen
         return seen
@@ -144,10 +169,24 @@ class Checked(Wrapper):
         for choice in seen.choices:
             fits = isinstance(choice, str) and bool(choice.strip()) and "\n" not in choice
             self.need(fits, "the observation offers the choice", choice, "a text of one line")
-        self.need(len(set(seen.choices)) == len(seen.choices), "choices are", seen.choices, "choices that all differ")
+        self.need(
+            len(set(seen.choices)) == len(seen.choices),
+            "choices are",
+            seen.choices,
+            "choices that all differ",
+        )
         for tool in seen.tools:
-            fits = isinstance(tool, ToolSpec) and isinstance(tool.name, str) and isinstance(tool.description, str)
-            self.need(fits, "the observation offers the tool", tool, "a ToolSpec with a name and a description")
+            fits = (
+                isinstance(tool, ToolSpec)
+                and isinstance(tool.name, str)
+                and isinstance(tool.description, str)
+            )
+            self.need(
+                fits,
+                "the observation offers the tool",
+                tool,
+                "a ToolSpec with a name and a description",
+            )
             fits = re.fullmatch(NAME, tool.name) is not None
             self.need(fits, "a tool is named", tool.name, "a name of letters, digits, _ - . :")
             try:
@@ -155,10 +194,17 @@ class Checked(Wrapper):
             except ConfigError as error:
                 raise ConfigError(f"{self._place}env '{self.name}': {error}") from None
         names = [tool.name for tool in seen.tools]
-        self.need(len(set(names)) == len(names), "tools are named", names, "tools whose names differ")
+        self.need(
+            len(set(names)) == len(names), "tools are named", names, "tools whose names differ"
+        )
 
     def _stepped(self, result: Any) -> Any:
-        self.need(isinstance(result, StepResult), "step() returned", result, "a StepResult (reflectkit.env)")
+        self.need(
+            isinstance(result, StepResult),
+            "step() returned",
+            result,
+            "a StepResult (reflectkit.env)",
+        )
         info = result.info
         self.need(isinstance(info, dict), "info is", info, "a dict, {} for nothing")
         for name in ("terminated", "truncated"):
@@ -175,22 +221,37 @@ class Checked(Wrapper):
         for key in ("figures", "last_figures"):
             figures = info.get(key, {})
             self.need(
-                isinstance(figures, dict), f"'{key}' are", figures, 'a dict of numbers by name, e.g. {"points": 0.5}'
+                isinstance(figures, dict),
+                f"'{key}' are",
+                figures,
+                'a dict of numbers by name, e.g. {"points": 0.5}',
             )
             numbers += figures.items()
         for name, value in numbers:
-            fits = isinstance(name, str) and name.isprintable() and bool(name.strip()) and name not in TAKEN
+            fits = (
+                isinstance(name, str)
+                and name.isprintable()
+                and bool(name.strip())
+                and name not in TAKEN
+            )
             self.need(fits, "a figure is named", name, "another name")
             self.need(_is_number(value), f"'{name}' is", value, NUMBER)
         if result.terminated:
             success = info.get("success")
-            self.need(isinstance(success, bool | None), "info['success'] of the last step is", success, "True or False")
+            self.need(
+                isinstance(success, bool | None),
+                "info['success'] of the last step is",
+                success,
+                "True or False",
+            )
         seen = self._observed(result.observation)
         self._taken += 1
         if self._taken == self._horizon and not result.terminated:
             result = dataclasses.replace(result, truncated=True)
         self.over = bool(result.terminated or result.truncated)
-        return result if seen is result.observation else dataclasses.replace(result, observation=seen)
+        return (
+            result if seen is result.observation else dataclasses.replace(result, observation=seen)
+        )
 
 
 class TranslatedTeacher:
@@ -243,13 +304,20 @@ class CheckedTeacher(TranslatedTeacher):
     def note(self) -> str:
         """The teacher's."""
         mark: str = outside_loop(self.inner.note)
-        self.checked.need(mark in MARKS, "the teacher's note() returned", mark, '"good" or "mistake", "" at the start')
+        self.checked.need(
+            mark in MARKS,
+            "the teacher's note() returned",
+            mark,
+            '"good" or "mistake", "" at the start',
+        )
         return mark
 
     def comment(self, generator: random.Random) -> str:
         """The teacher's."""
         comment: str = outside_loop(self.inner.comment, generator)
-        self.checked.need(isinstance(comment, str), "the teacher's comment() returned", comment, "a text")
+        self.checked.need(
+            isinstance(comment, str), "the teacher's comment() returned", comment, "a text"
+        )
         return comment
 
     def _offered(self, method: str, actions: Sequence[Any]) -> list[Action]:
@@ -260,7 +328,10 @@ class CheckedTeacher(TranslatedTeacher):
                 fits = type(action) is int and 0 <= action < len(seen.choices)
                 wanted = f"the index of a choice, from 0 to {len(seen.choices) - 1}"
             else:
-                fits, wanted = isinstance(action, str | ToolUse), "a text or a ToolUse, as no choices are offered"
+                fits, wanted = (
+                    isinstance(action, str | ToolUse),
+                    "a text or a ToolUse, as no choices are offered",
+                )
             self.checked.need(fits, f"the teacher's {method}() returned", action, wanted)
         return actions
 
@@ -302,7 +373,11 @@ class Shuffled(Wrapper):
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Take the choice at position `action` of the shuffled order."""
-        if isinstance(action, int) and not isinstance(action, bool) and 0 <= action < len(self.order):
+        if (
+            isinstance(action, int)
+            and not isinstance(action, bool)
+            and 0 <= action < len(self.order)
+        ):
             action = self.order[action]
         return followed(self.env.step(action), self._stepped)
 
@@ -310,7 +385,8 @@ class Shuffled(Wrapper):
         """The wrapped env's, with actions as positions in the shuffled order."""
         order = self.order
         return TranslatedTeacher(
-            self.env.teacher(), lambda _, actions: sorted(map(order.index, actions)) if order else list(actions)
+            self.env.teacher(),
+            lambda _, actions: sorted(map(order.index, actions)) if order else list(actions),
         )
 
     def _stepped(self, result: StepResult) -> StepResult:
@@ -320,11 +396,18 @@ class Shuffled(Wrapper):
     def _shuffled(self, observation: Observation) -> Observation:
         self.order = list(range(len(observation.choices)))
         generator(self._seed, "order", self._steps).shuffle(self.order)
-        return dataclasses.replace(observation, choices=tuple(observation.choices[index] for index in self.order))
+        return dataclasses.replace(
+            observation, choices=tuple(observation.choices[index] for index in self.order)
+        )
 
 
 def fresh(
-    kind: type[Env], settings: Mapping[str, Any], horizon: int | None, data_folder: Path | None, *, shuffle: bool
+    kind: type[Env],
+    settings: Mapping[str, Any],
+    horizon: int | None,
+    data_folder: Path | None,
+    *,
+    shuffle: bool,
 ) -> Env:
     """An env of class `kind`, as `envs.maker` describes it."""
     bare = kind(**settings)

@@ -21,10 +21,11 @@ from reflectkit.console import Quiet
 from reflectkit.env import Taskset
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.setup import EnvConfig
+from reflectkit.evals.aggregate import player_row
 from reflectkit.evals.config import EvaluateConfig
 from reflectkit.evals.play import oracle_scores
 from reflectkit.evals.resolve import title_of
-from reflectkit.evals.tables import row
+from reflectkit.evals.rows import EpisodeRow
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from reflectkit.models.load import load_player
 from reflectkit.models.refs import ModelRef
@@ -106,8 +107,8 @@ def test_memory_does_not_grow_with_the_episodes(tmp_path: Path) -> None:
     assert written.stat().st_size > 120 * LENGTH * 2
     assert peak < written.stat().st_size / 4
     (figures,) = read_json(report.folder / "eval.json")["rows"]
-    whole = [dict(one) for _, one in read_jsonl(written)]
-    assert figures == row("oracle", figures["env"], "long", whole), "the tables are those of the whole episodes"
+    whole = [EpisodeRow.read(line) for _, line in read_jsonl(written)]
+    assert figures == player_row([whole]).to_json(), "the tables are those of the whole episodes"
 
 
 def again(*sources: Path | str) -> int:

@@ -10,14 +10,16 @@ from reflectkit.evals.calibration import (
     COLDEST,
     Forecast,
     calibration_error,
-    calibration_of,
+    calibration_row,
+    calibration_rows,
     choice_forecast,
     critic_forecasts,
     event_forecast,
     fit_temperature,
     log_scores,
-    scores,
 )
+from reflectkit.evals.rows import EpisodeRow
+from tests.evals.test_tables import episode
 
 
 def test_an_event_and_a_choice_are_scored() -> None:
@@ -58,33 +60,33 @@ def test_the_interval_of_many_clusters_is_the_jackknife_s() -> None:
 
 
 def test_scores_count_clusters_and_bins() -> None:
-    rows = scores([[event_forecast(0.25, False), event_forecast(0.25, True)], [event_forecast(1.0, True)]])
-    assert (rows["forecasts"], rows["clusters"], rows["hits"]) == (3, 2, pytest.approx(2 / 3))
-    assert rows["brier"] == pytest.approx((0.0625 + 0.5625 + 0) / 3)
-    assert [(row["confidence"], row["hits"], row["forecasts"]) for row in rows["bins"]] == [(0.25, 0.5, 2), (1, 1, 1)]
+    row = calibration_row([[event_forecast(0.25, False), event_forecast(0.25, True)], [event_forecast(1.0, True)]])
+    assert (row.forecasts, row.clusters, row.hits) == (3, 2, pytest.approx(2 / 3))
+    assert row.brier.mean == pytest.approx((0.0625 + 0.5625 + 0) / 3)
+    assert [(each.confidence, each.hits, each.forecasts) for each in row.bins] == [(0.25, 0.5, 2), (1, 1, 1)]
 
 
 def test_tasks_of_one_cluster_are_pooled_and_aborted_episodes_left_out() -> None:
-    def line(task: str, status: str = "completed") -> dict[str, object]:
-        return {"task": task, "status": status, "forecasts": {"action": [event_forecast(0.5, True).numbers]}}
+    def row(task: str, status: str = "completed") -> EpisodeRow:
+        return episode("a", task, True, status=status, forecasts={"action": [event_forecast(0.5, True).numbers]})
 
-    lines = [line("one"), line("two"), line("three"), line("four", "aborted")]
-    found = calibration_of(lines, {"one": "file", "two": "file", "three": "other"})
-    assert (found["action"]["forecasts"], found["action"]["clusters"]) == (3, 2)
-    assert calibration_of([{"task": "one", "status": "completed"}], {}) == {}
+    rows = [row("one"), row("two"), row("three"), row("four", "aborted")]
+    action = calibration_rows(rows, {"one": "file", "two": "file", "three": "other"})["action"]
+    assert (action.forecasts, action.clusters) == (3, 2)
+    assert calibration_rows([episode("a", "one", True)], {}) == {}
 
 
 def test_a_critic_s_value_is_read_between_the_returns_of_failures_and_successes() -> None:
     """Failures return -1 in the mean, and successes 1: a value of 0.5 is 0.75, one of 0 is 0.5, and one of 3 is cut."""
 
-    def line(task: str, value: float, success: bool, total: float) -> dict[str, object]:
-        return {"task": task, "status": "completed", "first_value": value, "success": success, "return": total}
+    def row(task: str, value: float, success: bool, total: float) -> EpisodeRow:
+        return episode("a", task, success, first_value=value, **{"return": total})
 
-    lines = [line("a", 0.5, True, 1.0), line("b", 0.0, False, -1.5), line("c", 3.0, False, -0.5)]
-    found = critic_forecasts(lines)
-    assert [found[task][0].confidence for task in "abc"] == pytest.approx([0.75, 0.5, 0.99])
-    assert critic_forecasts(lines[1:]) == {}  # nothing succeeded
-    assert calibration_of(lines, {})["success, by the critic"]["forecasts"] == 3
+    rows = [row("a", 0.5, True, 1.0), row("b", 0.0, False, -1.5), row("c", 3.0, False, -0.5)]
+    forecasts = critic_forecasts(rows)
+    assert [forecasts[task][0].confidence for task in "abc"] == pytest.approx([0.75, 0.5, 0.99])
+    assert critic_forecasts(rows[1:]) == {}  # nothing succeeded
+    assert calibration_rows(rows, {})["success, by the critic"].forecasts == 3
 
 
 def test_numbers_of_a_forecast_survive_a_file() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.data.episodes import read_compared
-from reflectkit.evals.tables import pooled
+from reflectkit.evals.aggregate import player_rows
+from reflectkit.evals.rows import EpisodeRow
 from reflectkit.jsonl import write_json, write_jsonl
 from reflectkit.seeding import generator
 from research.effects import curve_figures, curves, effects, success_rows
@@ -70,26 +71,30 @@ def pack(*arguments: str) -> Path:
     return Path("packed")
 
 
-def parts_of(runs: list[str]) -> dict[str, list[list[dict[str, object]]]]:
-    return {step: [read_compared(Path(run) / step) for run in runs] for step in ("evaluation", "others")}
+def parts_of(runs: list[str]) -> dict[str, list[list[EpisodeRow]]]:
+    steps = ("evaluation", "others")
+    return {
+        step: [[EpisodeRow.read(line) for line in read_compared(Path(run) / step)] for run in runs] for step in steps
+    }
 
 
 def test_a_pack_gives_the_tables_of_its_runs(runs: list[str], tmp_path: Path) -> None:
     packed = read_pack(pack(*runs, "--title", "Three seeds", *PAIRS))
     by_step = parts_of(runs)
-    original = {(row["name"], row["level"]): row for row in pooled(by_step["evaluation"])}
+    original = {(row.name, row.level): row.to_json() for row in player_rows(by_step["evaluation"])}
     for row in success_rows(packed):
-        if row["name"] == "ours":
-            assert {name: row[name] for name in FACTS} == {name: original["ours", "full"][name] for name in FACTS}
-    assert {row["name"] for row in success_rows(packed)} == {"ours", "plain (evaluation)", "plain (others)", "random"}
-    expected = {(one["first"], one["second"]): one for one in seed_differences(by_step)}
+        if row.name == "ours":
+            facts = row.to_json()
+            assert {name: facts[name] for name in FACTS} == {name: original["ours", "full"][name] for name in FACTS}
+    assert {row.name for row in success_rows(packed)} == {"ours", "plain (evaluation)", "plain (others)", "random"}
+    expected = {(gap.first, gap.second): gap for gap in seed_differences(by_step)}
     found = {(one.first, one.second, one.measure): one for one in effects(packed)}
     mine, its = found["ours", "random", "success"], expected["ours", "random"]
-    assert mine.difference == pytest.approx(100 * its["difference"])
-    assert (mine.low, mine.high, mine.p) == pytest.approx((100 * its["low"], 100 * its["high"], its["p"]))
+    assert mine.difference == pytest.approx(100 * its.difference)
+    assert (mine.low, mine.high, mine.p) == pytest.approx((100 * its.low, 100 * its.high, its.p))
     turned, its = found["plain (evaluation)", "ours", "success"], expected["ours", "plain (evaluation)"]
-    assert turned.difference == pytest.approx(-100 * its["difference"])
-    assert (turned.low, turned.high) == pytest.approx((-100 * its["high"], -100 * its["low"]))
+    assert turned.difference == pytest.approx(-100 * its.difference)
+    assert (turned.low, turned.high) == pytest.approx((-100 * its.high, -100 * its.low))
     assert (turned.seeds, turned.problems) == (3, 60)
     summed = curve_figures(curves(packed, "validation_success_rate"), 0.9)["plain (evaluation)"]
     area = found["plain (evaluation)", "ours", "area"]

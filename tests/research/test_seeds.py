@@ -68,8 +68,8 @@ def test_differences_weigh_each_seed_alike() -> None:
     many = [episode(name, str(task), name == "ours") for task in range(9) for name in ("ours", "plain")]
     few = [episode("ours", "1", False), episode("plain", "1", True), episode("plain", "2", True, status="aborted")]
     (one,) = seed_differences({"evaluation": [many, few]})
-    assert (one["difference"], one["seeds"], one["tasks"]) == (0.0, 2, 10)
-    assert (one["low"], one["high"]) == (-1.0, 1.0)
+    assert (one.difference, one.seeds, one.tasks) == (0.0, 2, 10)
+    assert (one.low, one.high) == (-1.0, 1.0)
     assert seed_differences({"evaluation": [many]}) == []
 
 
@@ -77,7 +77,7 @@ def test_seeds_without_any_spread_do_not_show_equivalence() -> None:
     """Nobody ever wins: over 30 tasks without a discordant pair, Tango's interval ends at z² / (n + z²) = 0.1135."""
     seeds = [[episode(name, f"{seed}-{n}", False) for n in range(15) for name in ("ours", "plain")] for seed in (0, 1)]
     (one,) = seed_differences({"evaluation": seeds})
-    assert (one["low"], one["high"]) == pytest.approx((-0.1135, 0.1135), abs=1e-4)
+    assert (one.low, one.high) == pytest.approx((-0.1135, 0.1135), abs=1e-4)
     single = [[episode("ours", "1", True), episode("plain", "1", False)]] * 2
     (one,) = seed_differences({"evaluation": single})
-    assert (one["low"], one["high"]) == (-1.0, 1.0)
+    assert (one.low, one.high) == (-1.0, 1.0)
