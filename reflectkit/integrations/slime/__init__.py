@@ -15,6 +15,11 @@ and torch are imported when a function is called.
 from __future__ import annotations
 
 from reflectkit.integrations.slime.episodes import generate
-from reflectkit.integrations.slime.rewards import keep_group, log_evaluation, log_rollout, normalise_rewards
+from reflectkit.integrations.slime.rewards import (
+    keep_group,
+    log_evaluation,
+    log_rollout,
+    normalise_rewards,
+)
 
 __all__ = ["generate", "keep_group", "log_evaluation", "log_rollout", "normalise_rewards"]

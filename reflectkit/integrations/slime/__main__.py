@@ -19,7 +19,9 @@ from reflectkit.types import Task, to_json
 SPLITS = ("train", "validate", "test", "unseen")
 
 
-def write_prompts(env: str, data_dir: Path, out_dir: Path | None = None, level: str = "") -> dict[Path, int]:
+def write_prompts(
+    env: str, data_dir: Path, out_dir: Path | None = None, level: str = ""
+) -> dict[Path, int]:
     """Write a file for each split of the env's problems that is not empty: the files, with the number of their rows.
 
     out_dir: default: `slime`, beside the splits. level: keep its problems only.
@@ -39,13 +41,20 @@ def write_prompts(env: str, data_dir: Path, out_dir: Path | None = None, level: 
             tasks = [record.task for record in read_records(source, kind.name)]
             tasks = at_level(env, tasks, level, source) if level else tasks
             path = (out_dir or folder / "slime") / f"{source.stem}.jsonl"
-            written[path] = write_jsonl(path, [prompt_row(env, task, source.stem) for task in tasks])
+            written[path] = write_jsonl(
+                path, [prompt_row(env, task, source.stem) for task in tasks]
+            )
     return written
 
 
 def prompt_row(env: str, task: Task, split: str) -> dict[str, Any]:
     """A row of prompt data. The text of the prompt is for slime's logs only."""
-    metadata = {"env": env, "split": split, "task": to_json(task), "source_name": f"{task.env}/{task.level}"}
+    metadata = {
+        "env": env,
+        "split": split,
+        "task": to_json(task),
+        "source_name": f"{task.env}/{task.level}",
+    }
     return {"prompt": f"{task.env}: {task.id}", "metadata": metadata}
 
 
@@ -56,13 +65,21 @@ def main() -> None:
         description="Write the problems of an environment as slime's prompt data, a file for each split.",
         epilog="example: python -m reflectkit.integrations.slime --env support --level one",
     )
-    parser.add_argument("--env", required=True, help="environment, or your own as package.module:Class")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="folder for data (default: data)")
-    parser.add_argument("--out-dir", type=Path, help="folder to write (default: slime, beside the splits)")
+    parser.add_argument(
+        "--env", required=True, help="environment, or your own as package.module:Class"
+    )
+    parser.add_argument(
+        "--data-dir", type=Path, default=Path("data"), help="folder for data (default: data)"
+    )
+    parser.add_argument(
+        "--out-dir", type=Path, help="folder to write (default: slime, beside the splits)"
+    )
     parser.add_argument("--level", default="", help="keep the problems of this level only")
     arguments = parser.parse_args()
     try:
-        written = write_prompts(arguments.env, arguments.data_dir, arguments.out_dir, arguments.level)
+        written = write_prompts(
+            arguments.env, arguments.data_dir, arguments.out_dir, arguments.level
+        )
     except (ReflectkitError, OSError) as error:
         sys.exit(print_error(str(error), 2))
     for path, count in written.items():

@@ -37,7 +37,17 @@ from reflectkit.rollouts.wrappers import Checked, checked
 from reflectkit.sampling.base import SampleOutput, SampleRequest
 from reflectkit.seeding import derive
 from reflectkit.train.batch import rows
-from reflectkit.types import SCORE, Decision, Observation, Status, Task, Thinking, Trajectory, Turn, from_json
+from reflectkit.types import (
+    SCORE,
+    Decision,
+    Observation,
+    Status,
+    Task,
+    Thinking,
+    Trajectory,
+    Turn,
+    from_json,
+)
 
 KEY = "reflectkit"
 """The settings in the file of --custom-config-path, and in a prompt's metadata."""
@@ -62,14 +72,21 @@ class SlimeConfig(Config):
     """The settings of our part; slime's own arguments set the sampling, the lengths and the seed."""
 
     plugin: PlugInConfig
-    thinking: Thinking = option("on", help="Reasoning: on, off, or hidden (not shown to the model later).")
-    episode_tokens: int = option(0, help="Most tokens that the policy may write in an episode; 0: no limit.", ge=0)
+    thinking: Thinking = option(
+        "on", help="Reasoning: on, off, or hidden (not shown to the model later)."
+    )
+    episode_tokens: int = option(
+        0, help="Most tokens that the policy may write in an episode; 0: no limit.", ge=0
+    )
     reflect_prob: float = option(
         1.0, help="Probability that the policy sees the reflector's comment at a step.", ge=0, le=1
     )
-    reflect_temperature: float = option(0.0, help="Temperature of the comments; greedy ones are cached.", ge=0)
+    reflect_temperature: float = option(
+        0.0, help="Temperature of the comments; greedy ones are cached.", ge=0
+    )
     one_row: bool = option(
-        False, help="Return each episode as one Sample instead of a list; an error if an episode has several rows."
+        False,
+        help="Return each episode as one Sample instead of a list; an error if an episode has several rows.",
     )
 
 
@@ -118,7 +135,9 @@ def reflector_of(args: Any) -> str | None:
         return None
     model = models[names.index(REFLECTOR)]
     if names[0] == REFLECTOR or model.get("update_weights") is not False:
-        raise ConfigError(f"{path}: '{REFLECTOR}' must come after the policy and have update_weights: false")
+        raise ConfigError(
+            f"{path}: '{REFLECTOR}' must come after the policy and have update_weights: false"
+        )
     return str(model.get("model_path") or args.hf_checkpoint)
 
 
@@ -162,7 +181,12 @@ class RouterSampler:
         on_answer: Callable[[RouterAnswer], None] = lambda answer: None,
     ) -> None:
         self.url, self.tokenizer, self.context, self.role = url, tokenizer, context, role
-        self.parameters, self.headers, self.stopped, self.on_answer = parameters, headers, stopped, on_answer
+        self.parameters, self.headers, self.stopped, self.on_answer = (
+            parameters,
+            headers,
+            stopped,
+            on_answer,
+        )
         self.tokens = 0
 
     async def sample(self, ask: SampleRequest) -> SampleOutput:
@@ -188,11 +212,17 @@ class RouterSampler:
             **self.parameters,
             "temperature": ask.temperature,
             "max_new_tokens": 1 if ask.labels else min(ask.max_new_tokens, room),
-            "stop_token_ids": sorted({*(self.parameters.get("stop_token_ids") or ()), *ask.stop_ids}),
+            "stop_token_ids": sorted(
+                {*(self.parameters.get("stop_token_ids") or ()), *ask.stop_ids}
+            ),
         }
         if "sampling_seed" in parameters:  # --sglang-enable-deterministic-inference
             parameters["sampling_seed"] = ask.seed % 2**31
-        request = {"input_ids": list(ask.prompt_ids), "sampling_params": parameters, "return_logprob": True}
+        request = {
+            "input_ids": list(ask.prompt_ids),
+            "sampling_params": parameters,
+            "return_logprob": True,
+        }
         if ask.labels:
             request["token_ids_logprob"] = [token for (token,) in ask.labels]
         if self.stopped():
@@ -208,13 +238,21 @@ class RouterSampler:
             return SampleOutput(answer.token_ids, answer.logprobs)
         if answer.token_ids not in ask.labels:
             word = self.tokenizer.decode(answer.token_ids)
-            return SampleOutput(too_long=f"the policy answered {word!r}, which is none of the {len(ask.labels)} labels")
+            return SampleOutput(
+                too_long=f"the policy answered {word!r}, which is none of the {len(ask.labels)} labels"
+            )
         try:
-            by_token = {int(item[1]): float(item[0]) for item in answer.meta["output_token_ids_logprobs"][0]}
+            by_token = {
+                int(item[1]): float(item[0]) for item in answer.meta["output_token_ids_logprobs"][0]
+            }
             logprobs = [by_token[token] for (token,) in ask.labels]
         except (TypeError, KeyError, IndexError, ValueError):
-            raise EnvironmentFailure("SGLang's answer has no output_token_ids_logprobs for the labels") from None
-        return SampleOutput(answer.token_ids, answer.logprobs, tuple(log_softmax(logprobs).tolist()))
+            raise EnvironmentFailure(
+                "SGLang's answer has no output_token_ids_logprobs for the labels"
+            ) from None
+        return SampleOutput(
+            answer.token_ids, answer.logprobs, tuple(log_softmax(logprobs).tolist())
+        )
 
     async def publish(self, weights: Any, version: int) -> None:
         """Nothing: slime updates the servers' weights."""
@@ -228,14 +266,20 @@ def read_answer(ask: SampleRequest, output: Any) -> RouterAnswer:
             raise EnvironmentFailure("SGLang aborted the request")
         pairs = [(float(item[0]), int(item[1])) for item in meta["output_token_logprobs"]]
     except (TypeError, KeyError, IndexError, ValueError, OverflowError):
-        raise EnvironmentFailure(f"SGLang's answer has no token log-probs: {output!r:.200}") from None
+        raise EnvironmentFailure(
+            f"SGLang's answer has no token log-probs: {output!r:.200}"
+        ) from None
     if not pairs or not all(math.isfinite(logprob) and token >= 0 for logprob, token in pairs):
-        raise EnvironmentFailure(f"SGLang's answer has no token, or one without a finite log-prob: {pairs!r:.200}")
+        raise EnvironmentFailure(
+            f"SGLang's answer has no token, or one without a finite log-prob: {pairs!r:.200}"
+        )
     logprobs, token_ids = zip(*pairs, strict=True)
     return RouterAnswer(ask, token_ids, logprobs, meta)
 
 
-async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:
+async def generate(
+    args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False
+) -> Any:
     """`sample`'s episode: a list of its rows, or the last row alone in an evaluation and with `one_row`.
 
     `sampling_params["max_new_tokens"]` (`--rollout-max-response-len`) limits each answer of the policy. An episode
@@ -247,12 +291,18 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
     if not evaluation and getattr(args, "rollout_top_p", 1.0) != 1:
         wrong.append("rollout_top_p")
     if wrong:
-        raise ConfigError(f"--{wrong[0].replace('_', '-')} does not fit episodes of several rows; leave it out")
+        raise ConfigError(
+            f"--{wrong[0].replace('_', '-')} does not fit episodes of several rows; leave it out"
+        )
     prompt = read_prompt(args, sample.metadata)
     if not evaluation and prompt.split in HELD_OUT:
-        raise ConfigError(f"--prompt-data has tasks of the {prompt.split} split; train on train.jsonl")
+        raise ConfigError(
+            f"--prompt-data has tasks of the {prompt.split} split; train on train.jsonl"
+        )
     answers: list[RouterAnswer] = []
-    by_session = bool(sample.session_id) and getattr(args, "router_policy", None) == "consistent_hashing"
+    by_session = (
+        bool(sample.session_id) and getattr(args, "router_policy", None) == "consistent_hashing"
+    )
     policy = RouterSampler(
         *policy_model(args, evaluation),
         sampling_params,
@@ -270,7 +320,11 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
         thinking=prompt.config.thinking,
     )
     spare = _spare[prompt.config, prompt.task.level]
-    env = spare.pop() if spare else checked(outside_loop(prompt.config.plugin.setup.maker(prompt.task.level)))
+    env = (
+        spare.pop()
+        if spare
+        else checked(outside_loop(prompt.config.plugin.setup.maker(prompt.task.level)))
+    )
     trajectory = await play(episode_of(args, sample, prompt, evaluation), env, agent)
     if trajectory.status is Status.ABORTED:
         logger.warning("task %s failed: %s", prompt.task.id, trajectory.reason)
@@ -283,7 +337,9 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
     if not prompt.config.one_row:
         return samples
     if len(samples) > 1:
-        raise ConfigError(f"task {prompt.task.id!r}: its episode has {len(samples)} rows; leave out one_row")
+        raise ConfigError(
+            f"task {prompt.task.id!r}: its episode has {len(samples)} rows; leave out one_row"
+        )
     return samples[0]
 
 
@@ -297,7 +353,9 @@ def episode_of(args: Any, sample: Any, prompt: Prompt, evaluation: bool) -> Epis
     return Episode(prompt.task, derive(root, sample.index), str(sample.group_index), start)
 
 
-def to_samples(trajectory: Trajectory, answers: Sequence[RouterAnswer], sample: Any, tokenizer: Any) -> list[Any]:
+def to_samples(
+    trajectory: Trajectory, answers: Sequence[RouterAnswer], sample: Any, tokenizer: Any
+) -> list[Any]:
     """The rows of an episode as copies of slime's `sample`. answers: of the policy, in order.
 
     A row's response begins with the first token that the policy wrote; tokens of the env in it are masked. An answer
@@ -306,11 +364,22 @@ def to_samples(trajectory: Trajectory, answers: Sequence[RouterAnswer], sample: 
     turns = trajectory.turns
     for answer in answers[len(turns) :]:  # not played; its tokens are kept
         choices = Observation((), ("",) * len(answer.ask.labels))
-        turns += (Turn(choices, Decision(0, None, answer.ask.prompt_ids, answer.token_ids, answer.logprobs), 0),)
-    zeros, labels = [[0.0] * len(turns)], dict.fromkeys((turn.observation.choices for turn in turns), ())
+        turns += (
+            Turn(
+                choices,
+                Decision(0, None, answer.ask.prompt_ids, answer.token_ids, answer.logprobs),
+                0,
+            ),
+        )
+    zeros, labels = (
+        [[0.0] * len(turns)],
+        dict.fromkeys((turn.observation.choices for turn in turns), ()),
+    )
     status = type(sample).Status(trajectory.status.value)
     written = (
-        [] if trajectory.status is Status.ABORTED else rows([replace(trajectory, turns=turns)], zeros, zeros, labels)
+        []
+        if trajectory.status is Status.ABORTED
+        else rows([replace(trajectory, turns=turns)], zeros, zeros, labels)
     )
     own_answers = iter(answers)
     filled = []
@@ -356,7 +425,12 @@ def _blank(sample: Any, trajectory: Trajectory, status: Any) -> Any:
         "comments": sum(decision.reflection is not None for decision in decisions),
     }
     figures |= {"thought_tokens": sum(thoughts)} if thoughts else {}
-    facts = {"task": trajectory.task.id, "seed": trajectory.seed, "reason": trajectory.reason, "figures": figures}
+    facts = {
+        "task": trajectory.task.id,
+        "seed": trajectory.seed,
+        "reason": trajectory.reason,
+        "figures": figures,
+    }
     own.metadata = {**sample.metadata, EPISODE: facts}
     return own
 
@@ -364,7 +438,9 @@ def _blank(sample: Any, trajectory: Trajectory, status: Any) -> Any:
 def policy_model(args: Any, evaluation: bool) -> tuple[str, Any, int, str | None]:
     """(URL of slime's router, tokenizer, context, role) of the policy. Raises CheckpointError, ConfigError."""
     if _facts_of(Path(str(args.hf_checkpoint))).get("answer") in ("text", SCORE):
-        raise ConfigError(f"{args.hf_checkpoint} answers with the words of choices; train it with `reflectkit rlft`")
+        raise ConfigError(
+            f"{args.hf_checkpoint} answers with the words of choices; train it with `reflectkit rlft`"
+        )
     tokenizer, context, role = _checkpoint(str(args.hf_checkpoint))
     limit = getattr(args, "eval_max_context_len" if evaluation else "rollout_max_context_len", None)
     limits = [context, limit, getattr(args, "sglang_context_length", None)]
@@ -388,7 +464,9 @@ def _reflector(args: Any, config: SlimeConfig) -> Reflector | None:
             raise ConfigError(
                 f"{checkpoint} is a {role} model, not a reflector; serve one made by `sft --role reflection`"
             )
-        sampler = RouterSampler(key[0], tokenizer, context, role, {}, stopped=lambda: _stopped(args))
+        sampler = RouterSampler(
+            key[0], tokenizer, context, role, {}, stopped=lambda: _stopped(args)
+        )
         _reflectors[key] = Reflector(sampler, temperature=config.reflect_temperature)
     return _reflectors[key]
 
@@ -401,7 +479,11 @@ _reflectors: dict[tuple[str, str, float], Reflector] = {}
 @cache
 def _checkpoint(source: str) -> tuple[Any, int, str | None]:
     """(tokenizer, context length in tokens, role) of folder or hub id `source`. Raises CheckpointError."""
-    return load_tokenizer(source), context_of(source) or LONGEST, _facts_of(Path(source)).get("role")
+    return (
+        load_tokenizer(source),
+        context_of(source) or LONGEST,
+        _facts_of(Path(source)).get("role"),
+    )
 
 
 def _stopped(args: Any) -> bool:

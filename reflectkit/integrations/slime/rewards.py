@@ -42,7 +42,10 @@ def normalise_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
         for row in rows:
             episodes.setdefault(episode_key(samples[row], row), []).append(raw[row])
         values = [fmean(own) for own in episodes.values()]
-        mean, scale = fmean(values), (stdev(values) if len(values) > 1 else 0.0) + SMALLEST if scaled else 1.0
+        mean, scale = (
+            fmean(values),
+            (stdev(values) if len(values) > 1 else 0.0) + SMALLEST if scaled else 1.0,
+        )
         for row in rows:
             rewards[row] = (raw[row] - mean) / scale
     return raw, rewards
@@ -97,7 +100,9 @@ def figures(samples: Sequence[Any]) -> dict[str, float]:
     ended = [sample.metadata[EPISODE] for sample in episodes if not failed(sample)]
     means = {"failed": fmean(failed(sample) for sample in episodes)}
     for name in sorted({name for episode in ended for name in episode["figures"]}):
-        means[name] = fmean(episode["figures"][name] for episode in ended if name in episode["figures"])
+        means[name] = fmean(
+            episode["figures"][name] for episode in ended if name in episode["figures"]
+        )
     tries: dict[str, list[bool]] = {}
     for episode in ended if "success" in means else ():
         tries.setdefault(episode["task"], []).append(bool(episode["figures"].get("success")))
@@ -114,7 +119,9 @@ def log_rollout(
 ) -> bool:
     """Add `reflectkit/…` to what slime logs of a rollout: `--custom-rollout-log-function-path`."""
     if isinstance(rollout_extra_metrics, dict):
-        rollout_extra_metrics.update({f"reflectkit/{name}": value for name, value in figures(samples).items()})
+        rollout_extra_metrics.update(
+            {f"reflectkit/{name}": value for name, value in figures(samples).items()}
+        )
     return False
 
 
@@ -128,7 +135,9 @@ def log_evaluation(rollout_id: int, args: Any, data: dict[str, Any], extra_metri
     logged: dict[str, float] = {"eval/step": compute_rollout_step(args, rollout_id)}
     for name, part in list(data.items()):
         samples = part.get("samples") or []
-        logged |= {f"eval/{name}/reflectkit/{key}": value for key, value in figures(samples).items()}
+        logged |= {
+            f"eval/{name}/reflectkit/{key}": value for key, value in figures(samples).items()
+        }
         kept = [number for number, sample in enumerate(samples) if not failed(sample)]
         if samples and not kept:
             del data[name]
