@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack, override
 
-from reflectkit.cli.app import RichProgress, Screen, run_stage
+from reflectkit.cli.app import run_stage
+from reflectkit.cli.screen import RichProgress, Screen
 from reflectkit.commands import config_class, stage_module
 from reflectkit.console import Bar, Progress, Report, Table, visible
 from reflectkit.envs.python_classes import has_source, name_of

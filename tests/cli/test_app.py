@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import reflectkit
-from reflectkit.cli.app import Screen, show
 from reflectkit.cli.main import main
+from reflectkit.cli.screen import Screen, show
 from reflectkit.console import Report, Table
 
 PACKAGE = Path(reflectkit.__file__).parent
@@ -42,7 +42,8 @@ def test_help_imports_no_stage() -> None:
     own = {name for name in loaded if name.startswith("reflectkit.")}
     assert own <= {
         *("reflectkit.version", "reflectkit.console", "reflectkit.errors", "reflectkit.commands"),
-        *("reflectkit.cli", "reflectkit.cli.main", "reflectkit.cli.app", "reflectkit.cli.original"),
+        *("reflectkit.cli", "reflectkit.cli.main", "reflectkit.cli.app", "reflectkit.cli.arguments"),
+        *("reflectkit.cli.failures", "reflectkit.cli.screen", "reflectkit.foreign_names"),
     }
     assert not loaded & {"gymnasium", "numpy", "yaml", "pydantic", "asyncio", "multiprocessing", "torch"}
     assert all(f" {name} " in done.stdout for name in ("play", "gen-trajectory", "list"))
@@ -64,7 +65,7 @@ def test_only_one_place_prints() -> None:
                 "echo",
             ):
                 printing.add(path.relative_to(PACKAGE).as_posix())
-    assert printing == {"cli/main.py", "cli/app.py"}
+    assert printing == {"cli/main.py", "cli/screen.py"}
 
 
 HOSTILE = "a\x1b]0;title\x07\x1b[2Jb\u202ec\nreflectkit: done"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from reflectkit.cli.original import ours
+from reflectkit.cli.arguments import with_our_flags
+from reflectkit.commands import config_class
 from reflectkit.envs import env_class
 from reflectkit.errors import ConfigError
 from reflectkit.train.rl_config import RLConfig
@@ -15,6 +16,10 @@ RLFT = (
     " --reflectload_dir=results/124_supervised_pretrain/checkpoint-2000/ --save_steps=100 --shuffle_action=True"
     " --shrink_head --depth_curriculum --merge_first_two"
 )
+
+
+def ours(command: str, line: str) -> list[str]:
+    return with_our_flags(config_class(command), line.split())
 
 
 def values(arguments: list[str]) -> dict[str, object]:
@@ -31,7 +36,7 @@ def values(arguments: list[str]) -> dict[str, object]:
 
 
 def test_its_rl_is_ours() -> None:
-    settings = values(ours("rlft", RLFT.split()))
+    settings = values(ours("rlft", RLFT))
     levels = env_class("auto_explore").levels
     assert settings == {
         "env": "auto_explore",
@@ -50,7 +55,7 @@ def test_its_rl_is_ours() -> None:
 def test_its_evaluation_is_ours() -> None:
     line = "--env=auto_explore --task_file=data/test.json --per_device_eval_batch_size=10 --eval_reps=100 --shrink_head"
     wanted = "--env=auto_explore --task-file=data/test.json --max-concurrency=10 --eval-reps=100"
-    assert ours("evaluate", line.split()) == wanted.split()
+    assert ours("evaluate", line) == wanted.split()
 
 
 @pytest.mark.parametrize(

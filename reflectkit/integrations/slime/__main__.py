@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from reflectkit.cli.app import print_error, say
+from reflectkit.cli.screen import print_error, say
 from reflectkit.data.problems import read_records
 from reflectkit.envs import data_folder, env_class
 from reflectkit.envs.setup import at_level, check_level
