@@ -23,12 +23,12 @@ from reflectkit.evals.stats import (
     pass_at,
     rate_interval,
 )
-from reflectkit.rollouts.wrappers import TAKEN
+from reflectkit.rollouts.wrappers import OUR_FIGURES
 from reflectkit.types import reports_success
 
 NAMED = "named"
 """The figure of an env whose episodes may end without an answer: 1 in those that give one."""
-OUR_FIGURES = TAKEN - {SUCCESS}
+NOT_OF_ENV = OUR_FIGURES - {SUCCESS}
 """Figures that are ours, and not every player has; every episode has those of its env."""
 LADDER = (1, 2, 4, 8, 16, 32)
 """The k of pass@k."""
@@ -67,7 +67,7 @@ def reported_figures(episodes: Iterable[EpisodeRow]) -> dict[str, dict[str, floa
     """By level, the figures that the env reported, in the order of their first episode, with 0.0."""
     reported: dict[str, dict[str, float]] = {}
     for episode in episodes:
-        names = [name for name in episode.figures if name not in OUR_FIGURES]
+        names = [name for name in episode.figures if name not in NOT_OF_ENV]
         reported.setdefault(episode.level, {}).update(dict.fromkeys(names, 0.0))
     return reported
 

@@ -23,11 +23,18 @@ Value = TypeVar("Value")
 
 @dataclass
 class Group:
-    """One group of the stream. make: a fresh env. played: its trajectories, by their place, as far as they are over."""
+    """One group of the stream."""
 
     episodes: Sequence[Episode]
     make: Callable[[], Env]
-    played: dict[int, Trajectory] = field(default_factory=dict)
+    """Makes a fresh env."""
+    trajectories: dict[int, Trajectory] = field(default_factory=dict)
+    """Those that are over, by their place among the episodes."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all its episodes are."""
+        return len(self.trajectories) == len(self.episodes)
 
 
 class AsyncRollouts:
@@ -50,15 +57,22 @@ class AsyncRollouts:
         timeout_s: float = 0.0,
         step: int = 0,
     ) -> None:
-        self._group, self.agent, self.width, self.timeout_s = group, agent, width, timeout_s
-        self._groups, self._staleness, self._updates = groups, staleness, updates
+        # 1. What is played
+        self._group, self._groups = group, groups
+        self._staleness, self._updates = staleness, updates
+
+        # 2. Who plays
+        self.agent, self.width, self.timeout_s = agent, width, timeout_s
         self._thread = LoopThread("reflectkit-async-rollouts")
-        self._begun: dict[int, Group] = {}
-        self._next = self._limit = step * groups
         self._players: list[asyncio.Task[None]] = []
-        self._changed = asyncio.Event()
-        self._queue: list[tuple[Group, int]] = []  # episodes of groups that have begun
         self._barrier = BatchBarrier(PATIENCE_S)
+
+        # 3. Where play is in the stream
+        self._begun: dict[int, Group] = {}  # groups by number, until an update takes them
+        self._next = step * groups  # the group that begins next
+        self._limit = self._next  # the first group that may not begin yet
+        self._queue: list[tuple[Group, int]] = []  # episodes of groups that have begun
+        self._changed = asyncio.Event()  # an episode is over, or the limit is further off
 
     @property
     def waiting(self) -> int:
@@ -93,58 +107,60 @@ class AsyncRollouts:
         self._limit = self._groups * min(step + self._staleness + 1, self._updates)
         self._changed.set()
         numbers = range(step * self._groups, (step + 1) * self._groups)
-        await self._until(lambda: self._played(numbers))
-        taken = [self._begun.pop(number) for number in numbers]
-        return [group.played[index] for group in taken for index in range(len(group.episodes))]
+        await self._until(lambda: self._are_over(numbers) or None)
+        groups = [self._begun.pop(number) for number in numbers]
+        trajectories = []
+        for group in groups:
+            trajectories += [group.trajectories[index] for index in range(len(group.episodes))]
+        return trajectories
 
     async def _until(self, find: Callable[[], Value | None]) -> Value:
         """What `find` returns, tried after each change until it is not None."""
-        while (value := find()) is None:
+        while True:
+            value = find()
+            if value is not None:
+                return value
             self._changed.clear()
             await self._changed.wait()
-        return value
 
-    def _played(self, numbers: Sequence[int]) -> bool | None:
-        """True if all episodes of these groups are over, or else None. Raises a player's error."""
+    def _are_over(self, numbers: Sequence[int]) -> bool:
+        """Whether all episodes of these groups are over. Raises a player's error."""
         for player in self._players:
             if player.done():
                 player.result()
-        groups = [self._begun[number] for number in numbers if number in self._begun]
-        over = len(groups) == len(numbers) and all(
-            len(group.played) == len(group.episodes) for group in groups
-        )
-        return over or None
+        return all(number in self._begun and self._begun[number].is_over for number in numbers)
 
     async def _play_on(self) -> None:
         """Play one episode after the other."""
         envs: dict[Callable[[], Env], Checked] = {}
         try:
             while True:
-                group, index = await self._until(self._following)
+                # 1. An episode, and an env for it
+                group, index = await self._until(self._next_episode)
                 if group.make not in envs:
                     envs[group.make] = checked(outside_loop(group.make))
+                env = envs[group.make]
+
+                # 2. Play
                 slot = self._barrier.join()
                 try:
-                    trajectory = await play(
-                        group.episodes[index],
-                        envs[group.make],
-                        self.agent,
-                        timeout_s=self.timeout_s,
-                    )
+                    episode = group.episodes[index]
+                    trajectory = await play(episode, env, self.agent, timeout_s=self.timeout_s)
                 finally:
                     self._barrier.leave(slot)
+
+                # 3. What it leaves
                 if not usable_after(trajectory):
                     envs.pop(group.make).close()
-                group.played[index] = trajectory
+                group.trajectories[index] = trajectory
                 self._changed.set()
         finally:
             for env in envs.values():
                 env.close()
-            asyncio.get_running_loop().call_soon(
-                self._changed.set
-            )  # once this task is done, for its error
+            # Whoever waits sees this task's error, once it is done
+            asyncio.get_running_loop().call_soon(self._changed.set)
 
-    def _following(self) -> tuple[Group, int] | None:
+    def _next_episode(self) -> tuple[Group, int] | None:
         """The next episode: its group, and its place there; None if none may begin."""
         if not self._queue and self._next < self._limit:
             group = self._begun[self._next] = self._group(self._next)

@@ -98,7 +98,7 @@ class BatchBarrier:
                 self._timer = loop.call_later(self.patience, self._on_timeout)
 
     def _serve(self) -> None:
-        if self._awaited:  # a slot has joined meanwhile
+        if self._awaited:  # another slot has joined since
             self._serve_if_ready()
         elif self._waiting:
             min(self._waiting, key=lambda batcher: batcher.rank).serve()
@@ -107,11 +107,15 @@ class BatchBarrier:
         self._timer = None
         if not self._waiting or self._awaited == 0:
             return
+
+        # 1. There was progress since the timer started: wait for the rest of the time
         loop = asyncio.get_running_loop()
-        left_s = self._last_progress + self.patience - loop.time()
-        if left_s > 0:
-            self._timer = loop.call_later(left_s, self._on_timeout)
+        remaining_s = self._last_progress + self.patience - loop.time()
+        if remaining_s > 0:
+            self._timer = loop.call_later(remaining_s, self._on_timeout)
             return
+
+        # 2. There was none: serve without those that do not ask
         for slot in self._slots:
             slot.late = slot.late or not slot.pending
         self._awaited = 0
@@ -138,7 +142,7 @@ class Batcher(Generic[Item, Answer]):
         future: asyncio.Future[Answer] = loop.create_future()
         slot = _slot.get()
         if slot is not None and slot.loop is not loop:
-            slot = None
+            slot = None  # this loop's requests do not wait for that loop's episodes
         self._queue.append((slot, item, future))
         if slot is not None:
             slot.barrier._add(slot, self)
@@ -148,6 +152,7 @@ class Batcher(Generic[Item, Answer]):
 
     def serve(self) -> None:
         """Answer all waiting requests."""
+        # 1. The requests in the order of their episodes, whenever they came: a batch does not depend on time
         queue, self._queue = self._queue, []
         queue.sort(key=lambda entry: entry[0].episode if entry[0] else 0)
         for slot, _, _ in queue:
@@ -156,6 +161,8 @@ class Batcher(Generic[Item, Answer]):
         queue = [entry for entry in queue if not entry[2].done()]  # the others were cancelled
         if not queue:
             return
+
+        # 2. Their answers
         try:
             answers = self.work([item for _, item, _ in queue])
         except Exception as error:
@@ -239,24 +246,30 @@ async def play_all(
     if not episodes:
         return []
     trajectories: list[Trajectory | None] = [None] * len(episodes)
-    waiting = iter(enumerate(episodes))
-    opened = [checked(outside_loop(make_env))]
-    spare = [*opened]
+    remaining = iter(enumerate(episodes))  # which all players share
+    first_env = checked(outside_loop(make_env))
+    envs, spare_envs = [first_env], [first_env]
     barrier = BatchBarrier(patience)
 
     async def player() -> None:
         slot = barrier.join()
         try:
-            for slot.episode, episode in waiting:
-                if not spare:
-                    opened.append(checked(outside_loop(make_env)))
-                    spare.append(opened[-1])
-                env = spare.pop()
+            for slot.episode, episode in remaining:
+                # 1. An env that no other player has
+                if not spare_envs:
+                    env = checked(outside_loop(make_env))
+                    envs.append(env)
+                    spare_envs.append(env)
+                env = spare_envs.pop()
+
+                # 2. Play
                 trajectory = await play(episode, env, agent, timeout_s=timeout_s)
+
+                # 3. What it leaves
                 if usable_after(trajectory):
-                    spare.append(env)
+                    spare_envs.append(env)
                 else:
-                    opened.remove(env)
+                    envs.remove(env)
                     env.close()
                 if keep:
                     trajectories[slot.episode] = trajectory
@@ -265,31 +278,32 @@ async def play_all(
         finally:
             barrier.leave(slot)
 
-    players = [
-        asyncio.create_task(player())
-        for _ in range(min(width, spare[0].max_concurrency, len(episodes)))
-    ]
+    # Several players take one episode after the other; the first error ends them all
+    count = min(width, first_env.max_concurrency, len(episodes))
+    players = [asyncio.create_task(player()) for _ in range(count)]
     try:
-        ended, _ = await asyncio.wait(players, return_when=asyncio.FIRST_EXCEPTION)
+        finished, _ = await asyncio.wait(players, return_when=asyncio.FIRST_EXCEPTION)
         for task in players:
-            if task in ended:
+            if task in finished:
                 task.result()
     finally:
         barrier.close()
         for task in players:
             task.cancel()
         await asyncio.gather(*players, return_exceptions=True)
-        for env in opened:
+        for env in envs:
             env.close()
     return [trajectory for trajectory in trajectories if trajectory is not None]
 
 
 def usable_after(trajectory: Trajectory) -> bool:
     """Whether the env of `trajectory` may play another episode: not if it failed, or may still be at work."""
-    failed = trajectory.status is Status.ABORTED and trajectory.unexecuted_decision is None
     if trajectory.reason.startswith(UNSCORED):
-        failed = False
-    return not failed and not trajectory.reason.startswith(LATE)
+        return True
+    if trajectory.reason.startswith(LATE):
+        return False
+    agent_failed = trajectory.unexecuted_decision is not None
+    return trajectory.status is not Status.ABORTED or agent_failed
 
 
 async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0.0) -> Trajectory:
@@ -308,12 +322,12 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
     observation = None
     start = derive(episode.seed, "env") if episode.start is None else episode.start
 
-    def ended(
+    def trajectory_of(
         status: Status, reason: str = "", unexecuted: Decision | None = None, penalty: float = 0.0
     ) -> Trajectory:
-        success = (
-            status is not Status.ABORTED and bool(turns) and turns[-1].info.get("success") is True
-        )
+        success = False
+        if turns and status is not Status.ABORTED:
+            success = turns[-1].info.get("success") is True
         return Trajectory(
             episode.task,
             episode.seed,
@@ -335,13 +349,14 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
                 last, reward=last.reward + penalty, info=last.info | {"truncation_penalty": penalty}
             )
             penalty = 0.0
-        return ended(Status.TRUNCATED, decision.truncation_reason or "", decision, penalty)
+        return trajectory_of(Status.TRUNCATED, decision.truncation_reason or "", decision, penalty)
 
     deadline = asyncio.timeout(timeout_s or None)
     try:
         async with deadline:
             observation = await _answer(env, env.reset, episode.task, start)
             while True:
+                # 1. The agent decides
                 context = Context(derive(episode.seed, "turn", len(turns)), env, tuple(turns))
                 decision = await agent.decide(observation, context)
                 if not isinstance(decision, Decision):
@@ -350,17 +365,21 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
                         " e.g. Decision(0)"
                     )
                 if decision.failure is not None:
-                    return ended(Status.ABORTED, decision.failure, decision)
+                    return trajectory_of(Status.ABORTED, decision.failure, decision)
                 if decision.truncation_reason is not None:
                     return truncated(decision)
+
+                # 2. The env takes its step
                 env.decided(decision)
                 result = await _answer(env, env.step, decision.action)
                 turns.append(Turn(observation, decision, result.reward, result.info))
                 observation = result.observation
                 if result.terminated or result.truncated:
-                    return ended(Status.COMPLETED if result.terminated else Status.TRUNCATED)
+                    return trajectory_of(
+                        Status.COMPLETED if result.terminated else Status.TRUNCATED
+                    )
     except EnvironmentFailure as failure:
-        return ended(Status.ABORTED, masked(str(failure)))
+        return trajectory_of(Status.ABORTED, masked(str(failure)))
     except TimeoutError:
         if not deadline.expired():
             raise

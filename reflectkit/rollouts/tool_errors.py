@@ -1,4 +1,4 @@
-"""Tools of a user's class that fail by an error of their own code: told the first time, and how to end a run of them.
+"""Tools of a user's class that fail by an error of their own code: reported once, and how to end a run of them.
 
 The agent reads every error as the tool's answer, as in TRL, so a mistake in the code would be trained on for hours.
 """
@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from reflectkit.errors import user_code_line
-from reflectkit.types import Trajectory, Turn
+from reflectkit.types import Trajectory
 
-RAISED = "raised"
+CODE_ERROR_KEY = "raised"
 """In a turn's info: the errors of the code of each tool that was called, by its name."""
 CODE_ERRORS = (AttributeError, ImportError, NameError, RuntimeError, TypeError)
 """Errors of code, and not of its arguments. A tool tells the agent of its arguments with others, such as ValueError."""
@@ -33,36 +33,36 @@ def code_error(error: Exception) -> str:
 
 @dataclass
 class ToolErrors:
-    """Tells of each tool once that its code raised an error."""
+    """Reports of each tool once that its code raised an error."""
 
-    tell: Callable[[str], None]
-    told: set[str] = field(default_factory=set)
+    notify: Callable[[str], None]
+    reported_tools: set[str] = field(default_factory=set)
 
     def see(self, trajectory: Trajectory) -> None:
-        """Tell of an episode's tools."""
+        """Report the tools of an episode."""
         for turn in trajectory.turns:
-            for tool, errors in turn.info.get(RAISED, {}).items():
-                if tool not in self.told:
-                    self.told.add(tool)
-                    self.tell(
-                        f"tool {tool}() raised an error, which the agent reads as its answer: {errors[0]}"
-                    )
+            for tool, errors in turn.info.get(CODE_ERROR_KEY, {}).items():
+                if tool not in self.reported_tools:
+                    self.reported_tools.add(tool)
+                    reads = "raised an error, which the agent reads as its answer"
+                    self.notify(f"tool {tool}() {reads}: {errors[0]}")
 
 
-def broken_tool(played: Iterable[Trajectory]) -> str:
+def broken_tool(trajectories: Iterable[Trajectory]) -> str:
     """Which tool raised the same error in all its calls, two at least, and what to do; "" if there is none."""
-    turns = [turn for trajectory in played for turn in trajectory.turns]
-    calls = Counter(name for turn in turns for name in _called(turn))
-    raised: dict[str, list[str]] = {}
-    for turn in turns:
-        for tool, errors in turn.info.get(RAISED, {}).items():
-            raised.setdefault(tool, []).extend(errors)
-    for tool, errors in raised.items():
+    # 1. The calls of each tool, and the errors
+    calls: Counter[str] = Counter()
+    errors_of: dict[str, list[str]] = {}
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            calls.update(call.name for call in getattr(turn.decision.action, "calls", ()))
+            for tool, errors in turn.info.get(CODE_ERROR_KEY, {}).items():
+                errors_of.setdefault(tool, []).extend(errors)
+
+    # 2. One that never worked
+    for tool, errors in errors_of.items():
         if len(set(errors)) == 1 and len(errors) == calls[tool] >= 2:
+            same = f"raised the same error in all its {len(errors)} calls: {errors[0]}"
             fix = "correct it, or raise ValueError for what the agent is to read"
-            return f"tool {tool}() raised the same error in all its {len(errors)} calls: {errors[0]}; {fix}"
+            return f"tool {tool}() {same}; {fix}"
     return ""
-
-
-def _called(turn: Turn) -> list[str]:
-    return [call.name for call in getattr(turn.decision.action, "calls", ())]

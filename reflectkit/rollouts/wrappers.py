@@ -22,7 +22,7 @@ from reflectkit.types import LARGEST, Message, Observation, Task, ToolSpec, Tool
 
 ROLES = ("system", "user", "assistant", "tool")
 MARKS = ("", "good", "mistake")
-TAKEN = frozenset({"success", "agreement", "choice_nll", "choice_brier", "comment_tokens"})
+OUR_FIGURES = frozenset({"success", "agreement", "choice_nll", "choice_brier", "comment_tokens"})
 """Figures of an episode that reflectkit measures itself."""
 MESSAGE = f"Message(ROLE, TEXT), its role from {', '.join(ROLES)}"
 NUMBER = f"a number of at most {LARGEST:g} in size"
@@ -30,8 +30,8 @@ NUMBER = f"a number of at most {LARGEST:g} in size"
 
 def checked(env: Env) -> Checked:
     """`env`, whose returns are checked; once, however it is wrapped."""
-    already: Any = env
-    return already if getattr(env, "is_checked", False) else Checked(env)
+    wrapped: Any = env
+    return wrapped if getattr(env, "is_checked", False) else Checked(env)
 
 
 class Checked(Wrapper):
@@ -40,8 +40,8 @@ class Checked(Wrapper):
     """
 
     is_checked = True
-    seen: Observation | None = None
-    """The last observation."""
+    last_observation: Observation | None = None
+    """What the agent sees; None before the first."""
     over = True
     """Whether no episode is under way."""
     by_level = False
@@ -51,29 +51,30 @@ class Checked(Wrapper):
         if horizon is not None and horizon < 1:
             raise ConfigError(f"a horizon is at least 1 step, got {horizon}")
         super().__init__(env)
-        self._horizon, self._taken = horizon, 0
+        self._horizon = horizon
+        self._step_count = 0
 
     @property
     def rules(self) -> str:
         """The env's, and the number of steps."""
-        limit = (
-            ""
-            if self._horizon is None
-            else f"An episode has at most {pluralize(self._horizon, 'step')}."
-        )
+        limit = ""
+        if self._horizon is not None:
+            limit = f"An episode has at most {pluralize(self._horizon, 'step')}."
         return f"{super().rules}\n{limit}".strip("\n")
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`, one that is a seed alone with that seed. Raises ConfigError for an observation that cannot be
         read or answered.
         """
-        self.seen, self.over, self._taken = None, True, 0
+        self.last_observation = None
+        self.over = True  # until the env has begun
+        self._step_count = 0
         if self.by_level:
             self._horizon = self.env.horizon = self.env.horizons.get(task.level, DEFAULT_HORIZON)
-        own = task.data.get("seed") if len(task.data) == 1 else None
-        return followed(
-            outside_loop(self.env.reset, task, own if isinstance(own, int) else seed), self._begun
-        )
+        task_seed = task.data.get("seed") if len(task.data) == 1 else None
+        if isinstance(task_seed, int):
+            seed = task_seed
+        return followed(outside_loop(self.env.reset, task, seed), self._after_reset)
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """One step; the last step of the horizon is marked as truncated unless the env ended the episode there. Raises
@@ -81,7 +82,7 @@ class Checked(Wrapper):
         """
         if self.over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
-        return followed(outside_loop(self.env.step, action), self._stepped)
+        return followed(outside_loop(self.env.step, action), self._after_step)
 
     def close(self) -> None:
         """The env's."""
@@ -99,116 +100,68 @@ class Checked(Wrapper):
 
     def truncation_penalty(self, steps_left: int) -> float:
         """The env's, for the remaining steps of the horizon. Raises ConfigError if it is not a finite number."""
-        left = steps_left if self._horizon is None else self._horizon - self._taken
-        reward = outside_loop(super().truncation_penalty, left)
+        if self._horizon is not None:
+            steps_left = self._horizon - self._step_count
+        reward = outside_loop(super().truncation_penalty, steps_left)
         self.need(_is_number(reward), "truncation_penalty() returned", reward, NUMBER)
         return float(reward)
 
     def __getattr__(self, name: str) -> Any:
         return _called_outside_loop(super().__getattr__(name))
 
-    def need(self, fits: bool, returned: str, value: object, wanted: str) -> None:
-        """Raises ConfigError unless `fits`."""
+    def need(self, fits: bool, subject: str, value: object, expected: str) -> None:
+        """Raises ConfigError unless `fits`. subject: what is checked, with its verb. expected: what to return."""
         if not fits:
             if inspect.iscoroutine(value):
                 value.close()  # otherwise Python warns that it was never awaited
             raise ConfigError(
-                f"{self._place}env '{self.name}': {returned} {brief(value)}; return {wanted}"
+                f"{self._place}env '{self.name}': {subject} {brief(value)}; return {expected}"
             )
 
     @property
     def _place(self) -> str:
         """The user's own code that made what is checked, as the beginning of a message; "" if it is not the user's."""
-        methods = ("_begin", "reset") if self.seen is None else ("_move", "step")
-        codes = [
-            getattr(getattr(type(self.env), method, None), "__code__", None) for method in methods
-        ]
-        own = [code for code in codes if code is not None and is_user_code(code.co_filename)]
-        return f"{own[0].co_filename}, line {own[0].co_firstlineno}: " if own else ""
+        methods = ("_begin", "reset") if self.last_observation is None else ("_move", "step")
+        for name in methods:
+            code = getattr(getattr(type(self.env), name, None), "__code__", None)
+            if code is not None and is_user_code(code.co_filename):
+                return f"{code.co_filename}, line {code.co_firstlineno}: "
+        return ""
 
-    def _begun(self, seen: Any) -> Any:
-        seen = self._observed(seen)
+    def _after_reset(self, observation: Any) -> Any:
+        observation = self._check_observation(observation)
         self.over = False
-        return seen
+        return observation
 
-    def _observed(self, seen: Any) -> Any:
-        """`seen`, its lists as tuples."""
-        self.need(
-            isinstance(seen, Observation),
-            "the observation is",
-            seen,
-            "an Observation (reflectkit.types)",
-        )
-        if seen is self.seen:
-            return self.seen
-        for name in ("messages", "choices", "tools"):
-            value = getattr(seen, name)
-            self.need(
-                isinstance(value, tuple | list), f"{name} of the observation are", value, "a tuple"
-            )
-            if isinstance(value, list):
-                seen = dataclasses.replace(seen, **{name: tuple(value)})
-        for message in seen.messages:
-            fits = (
-                isinstance(message, Message)
-                and isinstance(message.content, str)
-                and message.role in ROLES
-            )
-            self.need(fits, "the observation shows", message, MESSAGE)
-        if (
-            self.seen is None
-            or seen.choices is not self.seen.choices
-            or seen.tools is not self.seen.tools
-        ):
-            self._check_actions(seen)
-        self.seen = seen
-        return seen
+    def _after_step(self, result: Any) -> Any:
+        # 1. Its form
+        expected = "a StepResult (reflectkit.env)"
+        self.need(isinstance(result, StepResult), "step() returned", result, expected)
+        for name in ("terminated", "truncated"):
+            flag = getattr(result, name)
+            self.need(is_flag(flag), f"'{name}' is", flag, "True or False")
+        self._check_info(result)
 
-    def _check_actions(self, seen: Observation) -> None:
-        """Raises ConfigError for choices or tools that cannot be shown, or not be distinguished."""
-        for choice in seen.choices:
-            fits = isinstance(choice, str) and bool(choice.strip()) and "\n" not in choice
-            self.need(fits, "the observation offers the choice", choice, "a text of one line")
-        self.need(
-            len(set(seen.choices)) == len(seen.choices),
-            "choices are",
-            seen.choices,
-            "choices that all differ",
-        )
-        for tool in seen.tools:
-            fits = (
-                isinstance(tool, ToolSpec)
-                and isinstance(tool.name, str)
-                and isinstance(tool.description, str)
-            )
-            self.need(
-                fits,
-                "the observation offers the tool",
-                tool,
-                "a ToolSpec with a name and a description",
-            )
-            fits = re.fullmatch(NAME, tool.name) is not None
-            self.need(fits, "a tool is named", tool.name, "a name of letters, digits, _ - . :")
-            try:
-                check_tool(tool)
-            except ConfigError as error:
-                raise ConfigError(f"{self._place}env '{self.name}': {error}") from None
-        names = [tool.name for tool in seen.tools]
-        self.need(
-            len(set(names)) == len(names), "tools are named", names, "tools whose names differ"
-        )
+        # 2. What the agent sees next
+        observation = self._check_observation(result.observation)
+        if observation is not result.observation:
+            result = dataclasses.replace(result, observation=observation)
 
-    def _stepped(self, result: Any) -> Any:
-        self.need(
-            isinstance(result, StepResult),
-            "step() returned",
-            result,
-            "a StepResult (reflectkit.env)",
-        )
+        # 3. The horizon
+        self._step_count += 1
+        if self._step_count == self._horizon and not result.terminated:
+            result = dataclasses.replace(result, truncated=True)
+        self.over = bool(result.terminated or result.truncated)
+        return result
+
+    def _check_info(self, result: StepResult) -> None:
+        """Raises ConfigError for a reward and an info that are no JSON, or figures that are not finite or not ours to
+        name.
+        """
         info = result.info
         self.need(isinstance(info, dict), "info is", info, "a dict, {} for nothing")
-        for name in ("terminated", "truncated"):
-            self.need(is_flag(flag := getattr(result, name)), f"'{name}' is", flag, "True or False")
+
+        # 1. All of it is written to files
         try:
             json.dumps([result.reward, info], allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
@@ -217,41 +170,79 @@ class Checked(Wrapper):
                 f" ({error}); return Python's own finite numbers, texts, True or False, e.g. float(reward),"
                 " bool(success)"
             ) from None
+
+        # 2. What is learned from and counted
         numbers = [("reward", result.reward)]
         for key in ("figures", "last_figures"):
             figures = info.get(key, {})
-            self.need(
-                isinstance(figures, dict),
-                f"'{key}' are",
-                figures,
-                'a dict of numbers by name, e.g. {"points": 0.5}',
-            )
+            expected = 'a dict of numbers by name, e.g. {"points": 0.5}'
+            self.need(isinstance(figures, dict), f"'{key}' are", figures, expected)
             numbers += figures.items()
         for name, value in numbers:
-            fits = (
-                isinstance(name, str)
-                and name.isprintable()
-                and bool(name.strip())
-                and name not in TAKEN
-            )
-            self.need(fits, "a figure is named", name, "another name")
+            is_text = isinstance(name, str) and name.isprintable() and bool(name.strip())
+            is_free = is_text and name not in OUR_FIGURES
+            self.need(is_free, "a figure is named", name, "another name")
             self.need(_is_number(value), f"'{name}' is", value, NUMBER)
         if result.terminated:
-            success = info.get("success")
-            self.need(
-                isinstance(success, bool | None),
-                "info['success'] of the last step is",
-                success,
-                "True or False",
-            )
-        seen = self._observed(result.observation)
-        self._taken += 1
-        if self._taken == self._horizon and not result.terminated:
-            result = dataclasses.replace(result, truncated=True)
-        self.over = bool(result.terminated or result.truncated)
-        return (
-            result if seen is result.observation else dataclasses.replace(result, observation=seen)
-        )
+            success, subject = info.get("success"), "info['success'] of the last step is"
+            self.need(isinstance(success, bool | None), subject, success, "True or False")
+
+    def _check_observation(self, observation: Any) -> Any:
+        """`observation`, its lists as tuples. Raises ConfigError if it cannot be read or answered."""
+        # 1. Its form
+        expected = "an Observation (reflectkit.types)"
+        self.need(isinstance(observation, Observation), "the observation is", observation, expected)
+        last = self.last_observation
+        if observation is last:
+            return observation
+        for name in ("messages", "choices", "tools"):
+            value = getattr(observation, name)
+            is_sequence = isinstance(value, tuple | list)
+            self.need(is_sequence, f"{name} of the observation are", value, "a tuple")
+            if isinstance(value, list):
+                observation = dataclasses.replace(observation, **{name: tuple(value)})
+
+        # 2. What it shows
+        for message in observation.messages:
+            is_message = isinstance(message, Message) and isinstance(message.content, str)
+            fits = is_message and message.role in ROLES
+            self.need(fits, "the observation shows", message, MESSAGE)
+
+        # 3. What it offers, which most envs do not change
+        if (
+            last is None
+            or observation.choices is not last.choices
+            or observation.tools is not last.tools
+        ):
+            self._check_choices(observation.choices)
+            self._check_tools(observation.tools)
+        self.last_observation = observation
+        return observation
+
+    def _check_choices(self, choices: Sequence[str]) -> None:
+        """Raises ConfigError for choices that cannot be shown, or not be distinguished."""
+        for choice in choices:
+            is_line = isinstance(choice, str) and bool(choice.strip()) and "\n" not in choice
+            self.need(is_line, "the observation offers the choice", choice, "a text of one line")
+        differ = len(set(choices)) == len(choices)
+        self.need(differ, "choices are", choices, "choices that all differ")
+
+    def _check_tools(self, tools: Sequence[ToolSpec]) -> None:
+        """Raises ConfigError for tools that cannot be shown, or not be distinguished."""
+        for tool in tools:
+            expected = "a ToolSpec with a name and a description"
+            is_tool = isinstance(tool, ToolSpec) and isinstance(tool.name, str)
+            fits = is_tool and isinstance(tool.description, str)
+            self.need(fits, "the observation offers the tool", tool, expected)
+            is_name = re.fullmatch(NAME, tool.name) is not None
+            self.need(is_name, "a tool is named", tool.name, "a name of letters, digits, _ - . :")
+            try:
+                check_tool(tool)
+            except ConfigError as error:
+                raise ConfigError(f"{self._place}env '{self.name}': {error}") from None
+        names = [tool.name for tool in tools]
+        differ = len(set(names)) == len(names)
+        self.need(differ, "tools are named", names, "tools whose names differ")
 
 
 class TranslatedTeacher:
@@ -283,8 +274,8 @@ class CheckedTeacher(TranslatedTeacher):
     """Raises ConfigError for an action that is not offered, and for an unknown mark or a comment that is not a text."""
 
     def __init__(self, inner: Any, env: Checked) -> None:
-        super().__init__(inner, self._offered)
-        self.checked = env
+        super().__init__(inner, self._check_actions)
+        self.checked_env = env
 
     def action(self) -> Action:
         """The teacher's."""
@@ -304,35 +295,30 @@ class CheckedTeacher(TranslatedTeacher):
     def note(self) -> str:
         """The teacher's."""
         mark: str = outside_loop(self.inner.note)
-        self.checked.need(
-            mark in MARKS,
-            "the teacher's note() returned",
-            mark,
-            '"good" or "mistake", "" at the start',
-        )
+        expected = '"good" or "mistake", "" at the start'
+        self.checked_env.need(mark in MARKS, "the teacher's note() returned", mark, expected)
         return mark
 
     def comment(self, generator: random.Random) -> str:
         """The teacher's."""
         comment: str = outside_loop(self.inner.comment, generator)
-        self.checked.need(
-            isinstance(comment, str), "the teacher's comment() returned", comment, "a text"
-        )
+        is_text = isinstance(comment, str)
+        self.checked_env.need(is_text, "the teacher's comment() returned", comment, "a text")
         return comment
 
-    def _offered(self, method: str, actions: Sequence[Any]) -> list[Action]:
+    def _check_actions(self, method: str, actions: Sequence[Any]) -> list[Action]:
         """`actions`, if the last observation offers them."""
-        seen, actions = self.checked.seen, list(actions)  # a teacher may yield them
+        observation = self.checked_env.last_observation
+        count = 0 if observation is None else len(observation.choices)
+        actions = list(actions)  # a teacher may yield them
         for action in actions:
-            if seen is not None and seen.choices:
-                fits = type(action) is int and 0 <= action < len(seen.choices)
-                wanted = f"the index of a choice, from 0 to {len(seen.choices) - 1}"
+            if count:
+                fits = type(action) is int and 0 <= action < count
+                expected = f"the index of a choice, from 0 to {count - 1}"
             else:
-                fits, wanted = (
-                    isinstance(action, str | ToolUse),
-                    "a text or a ToolUse, as no choices are offered",
-                )
-            self.checked.need(fits, f"the teacher's {method}() returned", action, wanted)
+                fits = isinstance(action, str | ToolUse)
+                expected = "a text or a ToolUse, as no choices are offered"
+            self.checked_env.need(fits, f"the teacher's {method}() returned", action, expected)
         return actions
 
 
@@ -368,37 +354,34 @@ class Shuffled(Wrapper):
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`; `seed` determines the orders."""
-        self._seed, self._steps = seed, 0
+        self._seed = seed
+        self._step_count = 0
         return followed(self.env.reset(task, seed), self._shuffled)
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Take the choice at position `action` of the shuffled order."""
-        if (
-            isinstance(action, int)
-            and not isinstance(action, bool)
-            and 0 <= action < len(self.order)
-        ):
+        if type(action) is int and 0 <= action < len(self.order):
             action = self.order[action]
-        return followed(self.env.step(action), self._stepped)
+        return followed(self.env.step(action), self._after_step)
 
     def teacher(self) -> Any:
         """The wrapped env's, with actions as positions in the shuffled order."""
         order = self.order
-        return TranslatedTeacher(
-            self.env.teacher(),
-            lambda _, actions: sorted(map(order.index, actions)) if order else list(actions),
-        )
 
-    def _stepped(self, result: StepResult) -> StepResult:
-        self._steps += 1
+        def positions(_: str, actions: Sequence[Any]) -> list[Any]:
+            return sorted(map(order.index, actions)) if order else list(actions)
+
+        return TranslatedTeacher(self.env.teacher(), positions)
+
+    def _after_step(self, result: StepResult) -> StepResult:
+        self._step_count += 1
         return dataclasses.replace(result, observation=self._shuffled(result.observation))
 
     def _shuffled(self, observation: Observation) -> Observation:
         self.order = list(range(len(observation.choices)))
-        generator(self._seed, "order", self._steps).shuffle(self.order)
-        return dataclasses.replace(
-            observation, choices=tuple(observation.choices[index] for index in self.order)
-        )
+        generator(self._seed, "order", self._step_count).shuffle(self.order)
+        choices = tuple(observation.choices[index] for index in self.order)
+        return dataclasses.replace(observation, choices=choices)
 
 
 def fresh(
@@ -410,9 +393,9 @@ def fresh(
     shuffle: bool,
 ) -> Env:
     """An env of class `kind`, as `envs.maker` describes it."""
-    bare = kind(**settings)
+    env = kind(**settings)
     if horizon is not None:
-        bare.horizon = horizon
+        env.horizon = horizon
     if data_folder is not None:
-        bare.data_folder = data_folder
-    return Checked(Shuffled(bare) if shuffle else bare, horizon)
+        env.data_folder = data_folder
+    return Checked(Shuffled(env) if shuffle else env, horizon)

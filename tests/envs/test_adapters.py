@@ -885,7 +885,7 @@ def game(name: str, **settings: Any) -> tuple[Any, str]:
 
 def test_a_game_of_gymnasium_is_played_by_the_names_of_its_actions() -> None:
     env, text = game("FrozenLake-v1", is_slippery=False)
-    assert env.seen.choices == ("left", "down", "right", "up")
+    assert env.last_observation.choices == ("left", "down", "right", "up")
     assert text == "SFFF\nFHFH\nFFFH\nHFFG\nred at line 1, column 1: S"
     for action in (1, 1, 2, 2, 1):
         assert not env.step(action).terminated
@@ -924,8 +924,8 @@ def test_the_choices_of_a_game_are_those_of_its_action_mask() -> None:
     names = ("south", "north", "east", "west", "pick up", "drop off")
     while True:
         mask = env.written.action_mask(env.written.s)
-        assert env.seen.choices == tuple(name for name, legal in zip(names, mask, strict=True) if legal)
-        before, last = env.written.s, env.step(len(env.seen.choices) - 1)
+        assert env.last_observation.choices == tuple(name for name, legal in zip(names, mask, strict=True) if legal)
+        before, last = env.written.s, env.step(len(env.last_observation.choices) - 1)
         if last.truncated or last.terminated:
             break
         assert env.written.s != before  # each action that is offered does something

@@ -30,8 +30,8 @@ from reflectkit.envs.adapters.rewards import (
 from reflectkit.envs.conversation import LONGEST_RESULT, cut
 from reflectkit.errors import ConfigError, DataError, brief, code_place
 from reflectkit.eventloop import followed, outside_loop
-from reflectkit.rollouts.tool_errors import RAISED, code_error
-from reflectkit.rollouts.wrappers import TAKEN, is_flag
+from reflectkit.rollouts.tool_errors import CODE_ERROR_KEY, code_error
+from reflectkit.rollouts.wrappers import OUR_FIGURES, is_flag
 from reflectkit.tools import read_use
 from reflectkit.types import Decision, Message, Observation, StateQuestion, Task, ToolSpec
 
@@ -39,7 +39,7 @@ SIMPLE = (str, int, float, bool, Path, tuple[str, ...])
 """Types of arguments that can be flags."""
 FORM = "return (observation, reward, done): a text, a number, and True or False"
 NOT_TOOLS = ("reset", "get_reward", "questions")
-NOT_FIGURES = frozenset({"success", "refused", "return", *TAKEN})
+NOT_FIGURES = frozenset({"success", "refused", "return", *OUR_FIGURES})
 """Names of numbers in the info of a step that are not figures of the game: reflectkit reports these
 itself.
 """
@@ -413,7 +413,7 @@ class Tools(Plain):
             self._messages += [Message("tool", error) for error in use.errors]
             over = not use.calls and not use.errors
             info: dict[str, Any] = {"refused": refused} if refused else {}
-            info |= {RAISED: raised} if raised else {}
+            info |= {CODE_ERROR_KEY: raised} if raised else {}
             reward = 0.0
             if over or self._steps == self.horizon:
                 own: list[float | None] = []
