@@ -1,4 +1,6 @@
-"""The nouns of playing: env, taskset, teacher and agent, what they exchange in a step, and who answers an env."""
+"""The nouns of playing: env, taskset, teacher and agent, what they exchange in a step, and who
+answers an env.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from reflectkit.config import Config, NoSettings, build, option
 from reflectkit.errors import ConfigError, DataError, IllegalActionError, brief
-from reflectkit.types import Decision, Message, Observation, StateQuestion, Task, ToolUse, Trajectory, Turn
+from reflectkit.types import (
+    Decision,
+    Message,
+    Observation,
+    StateQuestion,
+    Task,
+    ToolUse,
+    Trajectory,
+    Turn,
+)
 
 LIKELY = StateQuestion("likely", "Which action leads to success?")
 SUCCEEDS = StateQuestion("success", "Will this episode succeed?", ("yes", "no"))
@@ -26,11 +37,12 @@ Action = int | str | ToolUse
 class StepResult:
     """The result of an action. observation: never None; at the end, the final view.
 
-    reward: in the env's unit. terminated: the env ended the episode. truncated: a wrapper did. info: JSON values;
-    `info["success"]` is a bool on the last step, or None or missing where there is no such thing: the return is then
-    what players are compared by. `info["refused"]`, if an env sets it, is the number of parts of the action that could
-    not be executed. `info["figures"]` and `info["last_figures"]`, on any step, are numbers by name, to report and
-    compare: an episode's mean, or its last value.
+    reward: in the env's unit. terminated: the env ended the episode. truncated: a wrapper did.
+    info: JSON values; `info["success"]` is a bool on the last step, or None or missing where there
+    is no such thing: the return is then what players are compared by. `info["refused"]`, if an env
+    sets it, is the number of parts of the action that could not be executed. `info["figures"]` and
+    `info["last_figures"]`, on any step, are numbers by name, to report and compare: an episode's
+    mean, or its last value.
     """
 
     observation: Observation
@@ -50,19 +62,24 @@ class Taskset:
     needs_settings: ClassVar[bool] = False
     """Whether its problems depend on the env's settings."""
     problem_generator: ClassVar[str] = ""
-    """The `ProblemGenerator` with which `gen-task` makes problems, as "module:Class"; "" if there is none."""
+    """The `ProblemGenerator` with which `gen-task` makes problems, as "module:Class"; "" if there
+    is none.
+    """
     repositories_folder: ClassVar[str] = ""
-    """If the problems are questions about the files of repositories, as in `auto_explore`: the folder of these in the
-    env's data folder, which `filter-repo` fills. `gen-task` and `filter-task` make the problems.
+    """If the problems are questions about the files of repositories, as in `auto_explore`: the
+    folder of these in the env's data folder, which `filter-repo` fills. `gen-task` and
+    `filter-task` make the problems.
     """
     records_folder: ClassVar[str] = ""
-    """Subfolder of the env's data folder for records, splits and rows; "": the data folder itself."""
+    """Subfolder of the env's data folder for records, splits and rows; "": the data folder itself.
+    """
     split_by: ClassVar[tuple[str, ...]] = ("group",)
-    """What `split` may keep in one split: "group" (`Task.group`), "repo" (the same, by the number of its problems) or
-    "question" (each problem alone); the first unless told otherwise.
+    """What `split` may keep in one split: "group" (`Task.group`), "repo" (the same, by the number
+    of its problems) or "question" (each problem alone); the first unless told otherwise.
     """
     keeps_other_levels: ClassVar[bool] = True
-    """Whether the records keep problems of levels other than the demonstrated one, for evaluation."""
+    """Whether the records keep problems of levels other than the demonstrated one, for evaluation.
+    """
 
     def of_env(self, env: type[Env]) -> Self:
         """A copy for the class `env`."""
@@ -83,11 +100,13 @@ class Taskset:
 
     def has(self, name: str) -> bool:
         """Whether method `name` is defined here or, in the case of `tasks`, in the env's class."""
-        return getattr(type(self), name) is not getattr(Taskset, name) or (name == "tasks" and hasattr(self.env, name))
+        if name == "tasks" and hasattr(self.env, name):
+            return True
+        return getattr(type(self), name) is not getattr(Taskset, name)
 
     def tasks(self, level: str) -> list[Task]:
-        """All problems of `level`, by default those that the env's classmethod `tasks` lists. An env that lists none
-        takes its problems from a file.
+        """All problems of `level`, by default those that the env's classmethod `tasks` lists. An
+        env that lists none takes its problems from a file.
         """
         if not hasattr(self.env, "tasks"):
             raise ConfigError(f"env '{self.env.name}' does not list its own problems; give --task-file")
@@ -103,7 +122,9 @@ class Taskset:
         return task if task.level == level else None
 
     def cluster(self, task: Task) -> str:
-        """What a problem is about, e.g. a file; problems of one cluster are not independent in the statistics."""
+        """What a problem is about, e.g. a file; problems of one cluster are not independent in the
+        statistics.
+        """
         return task.id
 
     def aspects(self, task: Task) -> Mapping[str, str]:
@@ -111,7 +132,9 @@ class Taskset:
         return {}
 
     def split_of(self, task: Task) -> str:
-        """The split that a problem comes with: "train", "validate" or "test"; "" leaves it to `split`."""
+        """The split that a problem comes with: "train", "validate" or "test"; "" leaves it to
+        `split`.
+        """
         return ""
 
     def room_of(self, task: Task) -> str:
@@ -127,7 +150,8 @@ class Taskset:
         return None
 
     def input_files(self, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
-        """The files and folders that these tasks are set in, besides their records: inputs of a run.
+        """The files and folders that these tasks are set in, besides their records: inputs of a
+        run.
 
         folder: the env's data folder.
         """
@@ -135,7 +159,8 @@ class Taskset:
 
 
 class Teacher:
-    """What would be right in the current state of `env`. A subclass writes `action`, `comment`, or what else it knows.
+    """What would be right in the current state of `env`. A subclass writes `action`, `comment`, or
+    what else it knows.
 
     It keeps nothing between calls: `Env.teacher()` makes a new one each time.
     """
@@ -158,10 +183,13 @@ class Teacher:
         raise ConfigError(f"env '{self.env.name}' has no oracle teacher: it lacks action()")
 
     def answers(self) -> Mapping[str, Sequence[int]]:
-        """The right options, as their indices, of the env's `questions()` whose answer is known now, by name."""
+        """The right options, as their indices, of the env's `questions()` whose answer is known
+        now, by name.
+        """
         best = self.best_actions() if self.has("action") else ()
-        right = [action for action in best if isinstance(action, int)]
-        return {LIKELY.name: right} if right else {}
+        # Calls and texts are no options
+        indices = [action for action in best if isinstance(action, int)]
+        return {LIKELY.name: indices} if indices else {}
 
     def best_actions(self) -> Sequence[Action]:
         """All best actions, `action` first, where several are equally good."""
@@ -193,7 +221,9 @@ class Teacher:
 
     @classmethod
     def drops_choices(cls, settings: Any) -> bool:
-        """Whether choices depend on the seed, so that a demonstration cannot be replayed with every seed."""
+        """Whether choices depend on the seed, so that a demonstration cannot be replayed with every
+        seed.
+        """
         return False
 
     @classmethod
@@ -208,20 +238,23 @@ class Teacher:
 
     @classmethod
     def fault(cls, trajectory: Trajectory) -> str:
-        """Why a demonstration gives no SFT rows, as text after "3 demonstrations: "; "" if it gives some."""
+        """Why a demonstration gives no SFT rows, as text after "3 demonstrations: "; "" if it gives
+        some.
+        """
         return ""
 
 
 class Env:
     """An environment: what happens. It knows no model and no tokenizer.
 
-    A subclass sets `name` and writes `reset` and `step`; the rest has defaults. `reset` and `step` return their
-    results, or awaitables of them if the env waits for an engine in another process, a server or a simulated user.
+    A subclass sets `name` and writes `reset` and `step`; the rest has defaults. `reset` and `step`
+    return their results, or awaitables of them if the env waits for an engine in another process, a
+    server or a simulated user.
 
-    An env may also have: `rules`, the text that people and chat models read first (default: the docstring of the
-    class); `choices`, the actions, if they are the same in every state; `legal()`, the legal texts where actions are
-    free text; `state`, a short JSON name of the current state; and a classmethod `tasks(level)`, the problems of a
-    level.
+    An env may also have: `rules`, the text that people and chat models read first (default: the
+    docstring of the class); `choices`, the actions, if they are the same in every state; `legal()`,
+    the legal texts where actions are free text; `state`, a short JSON name of the current state;
+    and a classmethod `tasks(level)`, the problems of a level.
     """
 
     name: ClassVar[str]
@@ -231,18 +264,21 @@ class Env:
     horizons: ClassVar[Mapping[str, int]] = {}
     """Steps after which an episode is truncated, by level; default: 15."""
     Settings: ClassVar[type[Config]] = NoSettings
-    """A `Config`: its fields are flags of every command that makes envs, and keyword arguments of the constructor.
+    """A `Config`: its fields are flags of every command that makes envs, and keyword arguments of
+    the constructor.
 
-    `chat_models`, a mapping in it, has the settings that name a chat model which the env asks, each with the class that
-    asks it, as "module:Class". The constructor gets an instance, made from the endpoint, a journal's path, the timeout
-    in seconds, the number of calls at once and the budget in US dollars or None; or None where the setting is at its
-    default. The server's address is the setting called the same plus `_url`; its budget, if any, the same plus
-    `_max_usd`.
+    `chat_models`, a mapping in it, has the settings that name a chat model which the env asks, each
+    with the class that asks it, as "module:Class". The constructor gets an instance, made from the
+    endpoint, a journal's path, the timeout in seconds, the number of calls at once and the budget
+    in US dollars or None; or None where the setting is at its default. The server's address is the
+    setting called the same plus `_url`; its budget, if any, the same plus `_max_usd`.
     """
     taskset: ClassVar[Taskset] = Taskset()
     """Which problems it has."""
     teacher_type: ClassVar[type[Teacher]] = Teacher
-    """What would be right; the default knows nothing, which is enough for training by reward and for evaluation."""
+    """What would be right; the default knows nothing, which is enough for training by reward and
+    for evaluation.
+    """
     acts: ClassVar[Literal["choice", "tools", "text"]] = "choice"
     """How the agent acts: by a choice from a list, by calls of tools, or in words."""
     remote: ClassVar[bool] = False
@@ -250,13 +286,16 @@ class Env:
     max_concurrency: ClassVar[int] = 2**31
     """Maximum number of concurrent episodes."""
     advantages: ClassVar[Literal["episode", "step", "own"]] = "episode"
-    """What GRPO compares in a group unless `--advantages` says otherwise: returns, returns-to-go, or own rewards."""
+    """What GRPO compares in a group unless `--advantages` says otherwise: returns, returns-to-go,
+    or own rewards.
+    """
     baselines: ClassVar[tuple[str, ...]] = ()
     """Names of the rule-based players that `baseline(name)` implements."""
     methods: ClassVar[Mapping[str, int]] = {}
-    """Published methods that play with any model, `--policy NAME:MODEL`, each with the most tokens of an answer.
-    `method_messages(name)` is what the model is asked, and `method_action(name, answer)` the action that its answer
-    stands for; it raises ValueError with the reason if it stands for none.
+    """Published methods that play with any model, `--policy NAME:MODEL`, each with the most tokens
+    of an answer. `method_messages(name)` is what the model is asked, and `method_action(name,
+    answer)` the action that its answer stands for; it raises ValueError with the reason if it
+    stands for none.
     """
 
     horizon: int | None = None
@@ -271,10 +310,11 @@ class Env:
     def __init__(self, *, horizon: int | None = None, **settings: Any) -> None:
         if horizon is not None:
             self.horizon = horizon
-        given = tuple((name, type(value), value) for name, value in settings.items())
+        # The types are part of the key, since 1 and True are equal
+        values = tuple((name, type(value), value) for name, value in settings.items())
         try:
-            self.settings: Any = _built(self.Settings, self.name, given)
-        except TypeError:  # a list
+            self.settings: Any = _build_settings(self.Settings, self.name, values)
+        except TypeError:  # a list has no hash
             self.settings = build(self.Settings, settings, f"env '{self.name}'")
 
     @classmethod
@@ -284,14 +324,16 @@ class Env:
 
     @classmethod
     def own_files(cls, settings: Any) -> list[Path]:
-        """The user's files that the env runs besides the module of its class: inputs of a run, so that an edit makes a
-        new one.
+        """The user's files that the env runs besides the module of its class: inputs of a run, so
+        that an edit makes a new one.
         """
         return []
 
     @classmethod
     def unknown_files(cls, settings: Any) -> str:
-        """What to tell of files that it runs and that `own_files` cannot know; "" if there are none."""
+        """What to tell of files that it runs and that `own_files` cannot know; "" if there are
+        none.
+        """
         return ""
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
@@ -299,26 +341,31 @@ class Env:
         raise NotImplementedError
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
-        """Raises IllegalActionError for an action that was not offered; it is not called after the end."""
+        """Raises IllegalActionError for an action that was not offered; it is not called after the
+        end.
+        """
         raise NotImplementedError
 
     def decided(self, decision: Decision) -> None:
-        """Called in an episode before each `step`, with the agent's whole decision: its tokens, for example."""
+        """Called in an episode before each `step`, with the agent's whole decision: its tokens, for
+        example.
+        """
 
     def close(self) -> None:
-        """Give back what the env holds, e.g. a process or a connection; whoever made it calls this once. After an
-        episode that took too long, a call of a `remote` env may still be under way.
+        """Give back what the env holds, e.g. a process or a connection; whoever made it calls this
+        once. After an episode that took too long, a call of a `remote` env may still be under way.
         """
 
     def release(self) -> None:
-        """Give back what only an episode needs, e.g. one of a server's few sessions; called after each, however it
-        ended. A call of a `remote` env may still be under way.
+        """Give back what only an episode needs, e.g. one of a server's few sessions; called after
+        each, however it ended. A call of a `remote` env may still be under way.
         """
 
     @classmethod
     def questions(cls) -> Sequence[StateQuestion]:
-        """What a typed reflector is asked about each state. The answers are those of `Teacher.answers`, or of played
-        episodes: what was done in successful ones is LIKELY, and SUCCEEDS is whether they were successful.
+        """What a typed reflector is asked about each state. The answers are those of
+        `Teacher.answers`, or of played episodes: what was done in successful ones is LIKELY, and
+        SUCCEEDS is whether they were successful.
         """
         return LIKELY, SUCCEEDS
 
@@ -332,16 +379,20 @@ class Env:
 
 
 @lru_cache(maxsize=256)  # an env is made for each episode
-def _built(kind: type[Config], env: str, given: tuple[tuple[str, type, Any], ...]) -> Config:
-    return build(kind, {name: value for name, _, value in given}, f"env '{env}'")
+def _build_settings(
+    kind: type[Config],
+    env: str,
+    values: tuple[tuple[str, type, Any], ...],
+) -> Config:
+    return build(kind, {name: value for name, _, value in values}, f"env '{env}'")
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
     """The context of one observation.
 
-    seed: seed of this turn. env: for scripted teachers, and for its rules (`rules_of`). turns: the episode so far,
-    oldest first, for agents that read the history.
+    seed: seed of this turn. env: for scripted teachers, and for its rules (`rules_of`). turns: the
+    episode so far, oldest first, for agents that read the history.
     """
 
     seed: int
@@ -359,7 +410,9 @@ class Agent(Protocol):
 
 
 def rules_of(env: Env) -> str:
-    """The rules that a person or a chat model reads first: the `rules` of `env`, or the docstring of its class."""
+    """The rules that a person or a chat model reads first: the `rules` of `env`, or the docstring
+    of its class.
+    """
     rules = getattr(env, "rules", None)
     return inspect.cleandoc(rules if isinstance(rules, str) else type(env).__doc__ or "")
 
@@ -369,27 +422,33 @@ DEMONSTRATES = ("action", "comment")
 """What a teacher needs for demonstrations."""
 
 
-def check_teacher(teacher: Teacher | type[Teacher], env: str, *needed: str) -> None:
-    """Raises ConfigError unless the teacher of `env` has the methods `needed`; by default, those for demonstrations."""
-    if missing := [name for name in needed or DEMONSTRATES if not teacher.has(name)]:
+def check_teacher(teacher: Teacher | type[Teacher], env: str, *methods: str) -> None:
+    """Raises ConfigError unless the teacher of `env` has these methods; by default, those for
+    demonstrations.
+    """
+    missing = [name for name in methods or DEMONSTRATES if not teacher.has(name)]
+    if missing:
         raise ConfigError(f"env '{env}' has no oracle teacher: it lacks {', '.join(missing)}()")
 
 
-def teacher_of(env: Env, *needed: str) -> Teacher:
-    """The teacher of `env`. Raises ConfigError unless it has the methods `needed`; see `check_teacher`."""
+def teacher_of(env: Env, *methods: str) -> Teacher:
+    """The teacher of `env`. Raises ConfigError unless it has these methods; see `check_teacher`."""
     teacher = env.teacher()
-    check_teacher(teacher, env.name, *needed)
+    check_teacher(teacher, env.name, *methods)
     return teacher
 
 
 class Wrapper(Env):
-    """Forwards everything to `env`, where the defaults of `Env` stand in for what it lacks. A subclass changes some of
-    it.
+    """Forwards everything to `env`, where the defaults of `Env` stand in for what it lacks. A
+    subclass changes some of it.
     """
 
     def __init__(self, env: Env) -> None:
         self.env = env
-        vars(self).update({name: getattr(env, name) for name in Env.__annotations__ if hasattr(env, name)})
+        # Attributes of Env's class would be found before __getattr__ is asked
+        for name in Env.__annotations__:
+            if hasattr(env, name):
+                vars(self)[name] = getattr(env, name)
 
     @property
     def rules(self) -> str:
@@ -433,7 +492,8 @@ class Wrapper(Env):
 
     def __getattr__(self, name: str) -> Any:
         """What only the wrapped env has."""
-        if name == "env" or name.startswith("__"):  # looked up before __init__, during copying or unpickling
+        # Copying and unpickling look these up before __init__
+        if name == "env" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.env, name)
 
@@ -447,15 +507,16 @@ class UserTurn:
 
 
 class User(Protocol):
-    """A user who is told who they are and what they want; it keeps nothing between calls, so that concurrent episodes
-    share it.
+    """A user who is told who they are and what they want; it keeps nothing between calls, so that
+    concurrent episodes share it.
     """
 
     def say(self, instructions: str, conversation: Sequence[Message], seed: int) -> UserTurn | Awaitable[UserTurn]:
         """The user's next message.
 
-        instructions: who the user is, what they want, and what they know. conversation: what user and agent have said
-        to each other, oldest first; empty at the start. seed: of the turn, 0 ≤ seed < 2**63.
+        instructions: who the user is, what they want, and what they know. conversation: what user
+        and agent have said to each other, oldest first; empty at the start. seed: of the turn, 0 ≤
+        seed < 2**63.
 
         Raises EnvironmentFailure where nobody answers.
         """
@@ -469,8 +530,8 @@ ANSWER_TOKENS = 100
 class Query:
     """A question as the reader gets it.
 
-    advice: what the reader is told about questions of this source, in place of its own advice; "" leaves it. tokens:
-    most tokens of the answer.
+    advice: what the reader is told about questions of this source, in place of its own advice; ""
+    leaves it. tokens: most tokens of the answer.
     """
 
     question: str
@@ -491,8 +552,8 @@ class Reader(Protocol):
     """Answers questions from memories."""
 
     def answer(self, queries: Sequence[Query], memories: Sequence[Sequence[str]]) -> list[str] | Awaitable[list[str]]:
-        """An answer to each question, from the texts that were retrieved for it, best first; awaitable if the reader is
-        a server.
+        """An answer to each question, from the texts that were retrieved for it, best first;
+        awaitable if the reader is a server.
 
         Raises EnvironmentFailure if the reader cannot be reached.
         """
@@ -503,8 +564,8 @@ class Judge(Protocol):
     """Decides whether answers meet their rubrics."""
 
     def verdicts(self, claims: Sequence[Claim]) -> list[bool] | Awaitable[list[bool]]:
-        """Whether each answer is right; awaitable if the judge is a server. Raises EnvironmentFailure if the judge
-        cannot be reached.
+        """Whether each answer is right; awaitable if the judge is a server. Raises
+        EnvironmentFailure if the judge cannot be reached.
         """
         ...
 
@@ -514,7 +575,9 @@ class PromptSettings(Config):
 
     result_tokens: int = option(400, help="Approximate number of tokens shown of a command's output.", ge=1)
     prompt_tokens: int = option(
-        800, help="Approximate token limit of a prompt; the oldest commands are dropped first.", ge=50
+        800,
+        help="Approximate token limit of a prompt; the oldest commands are dropped first.",
+        ge=50,
     )
 
 
@@ -528,20 +591,23 @@ class ChoiceEnv(Env):
     """The actions."""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Begin `task`. Raises DataError for another env's task, a level or data that this env does not know."""
+        """Begin `task`. Raises DataError for another env's task, a level or data that this env does
+        not know.
+        """
         check_task(task, self.name, self.levels)
         self._begin(task, seed)
         return self._observe()
 
     def step(self, action: Action) -> StepResult:
         """Take choice `action`. Raises IllegalActionError: not one of the choices."""
-        moved: Any = self._move(check_choice(action, self.choices, self.name))
-        if not isinstance(moved, tuple) or len(moved) != 3:
+        # A user may have written _move, so its form is checked
+        result: Any = self._move(check_choice(action, self.choices, self.name))
+        if not isinstance(result, tuple) or len(result) != 3:
             raise ConfigError(
-                f"_move() of env '{self.name}' returned {brief(moved)}; return (reward, whether the episode is over,"
-                " info to keep)"
+                f"_move() of env '{self.name}' returned {brief(result)}; return (reward, whether"
+                " the episode is over, info to keep)"
             )
-        reward, terminated, info = moved
+        reward, terminated, info = result
         return StepResult(self._observe(), reward, terminated, info=info)
 
     def _observe(self) -> Observation:
@@ -575,8 +641,11 @@ def check_choice(action: object, choices: Sequence[str], name: str) -> int:
 def task_int(task: Task, field: str, low: int, high: int) -> int:
     """`task.data[field]`, an integer from `low` to `high`. Raises DataError with the field's name."""
     value = task.data.get(field)
+    # True is an int in Python, and no number in JSON
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise DataError(
-            task.id, f"expected a whole number from {low} to {high}, found {value!r}", field=f"data.{field}"
+            task.id,
+            f"expected a whole number from {low} to {high}, found {value!r}",
+            field=f"data.{field}",
         )
     return value

@@ -211,8 +211,8 @@ class Caller:
                 name for name in NETWORK if name in os.environ or name.lower() in os.environ
             )
             raise ConfigError(
-                f"the environment's {names} cannot be used to connect"
-                f" ({type(error).__name__}); correct or unset it"
+                f"the environment's {names} cannot be used to connect ({type(error).__name__});"
+                " correct or unset it"
             ) from None
         options: dict[str, Any] = {
             "api_key": key or "none",
@@ -227,8 +227,8 @@ class Caller:
             address = address or os.environ.get(source, "")
             if not address:
                 raise ConfigError(
-                    f"{endpoint} needs an address: export"
-                    f" {source}=https://….openai.azure.com, or give --base-url"
+                    f"{endpoint} needs an address: export {source}=https://….openai.azure.com, or"
+                    " give --base-url"
                 )
             check_address(source, address, endpoint.key_name, LOCAL)
             version = os.environ.get("OPENAI_API_VERSION", "2024-10-21")
@@ -315,8 +315,8 @@ class Caller:
             texts.append("takes no system message, so the rules begin its first user message")
         if not self._form.room:
             texts.append(
-                "has too short a context for reasoning, so its answers get no more tokens"
-                " than they need"
+                "has too short a context for reasoning, so its answers get no more tokens than they"
+                " need"
             )
         return [f"{self.endpoint} {text}" for text in texts]
 
@@ -437,8 +437,8 @@ def _check_listening(base_url: str) -> None:
         socket.create_connection((str(parts.hostname), port), timeout=10).close()
     except OSError as error:
         raise ApiError(
-            f"nothing listens at {base_url} ({error.strerror or error}); start the server,"
-            " or give --base-url"
+            f"nothing listens at {base_url} ({error.strerror or error}); start the server, or give"
+            " --base-url"
         ) from None
 
 

@@ -388,8 +388,7 @@ class ChatClient:
         if self.stopped:
             raise BudgetSpentError(
                 f"stopped at the budget: ${self.budget.paid:.4f} of --max-cost-usd"
-                f" {self.budget.limit:g} spent; {done};"
-                " run it again with a larger one to continue"
+                f" {self.budget.limit:g} spent; {done}; run it again with a larger one to continue"
             )
 
     def call_figures(

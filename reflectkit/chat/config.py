@@ -214,15 +214,13 @@ class ChatConfig(Config):
     base_url: str | None = option(
         None,
         help="URL of a server with OpenAI's protocol; default: for local: http://localhost:1234/v1,"
-        " for openai:"
-        " OPENAI_BASE_URL, or OpenAI's own.",
+        " for openai: OPENAI_BASE_URL, or OpenAI's own.",
     )
     concurrency: int = option(8, help="Number of concurrent requests.", ge=1, identity=False)
     max_answer_tokens: int | None = option(
         None,
         help="Maximum tokens of an answer, reasoning included; default: what the answer needs, and"
-        " 4,000 more for local"
-        " models and those of OpenAI that think.",
+        " 4,000 more for local models and those of OpenAI that think.",
         ge=1,
     )
     timeout_s: float = option(
@@ -237,8 +235,8 @@ class ChatConfig(Config):
     max_cost_usd: float | None = option(
         None,
         help=(
-            "Stop cleanly before this budget is exceeded; what the model's answers in the"
-            " journal cost counts."
+            "Stop cleanly before this budget is exceeded; what the model's answers in the journal"
+            " cost counts."
         ),
         gt=0,
         identity=False,

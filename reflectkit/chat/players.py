@@ -125,9 +125,8 @@ class ChatReflector:
         if rejected is None:
             await self.client.finish()
             raise BudgetSpentError(
-                f"{who} may cost {self.client.budget.limit:g} US dollars, and the next call"
-                " could exceed that; run the"
-                " same command again with a larger --max-cost-usd to continue"
+                f"{who} may cost {self.client.budget.limit:g} US dollars, and the next call could"
+                " exceed that; run the same command again with a larger --max-cost-usd to continue"
             )
         if rejected.unanswered:
             await self.client.finish()

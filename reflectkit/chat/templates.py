@@ -42,17 +42,16 @@ PLAYING = (
     + MATERIAL
 )
 TEACHING = (
-    "You show a small model how to work step by step. Each message shows one state and a"
-    " numbered list of actions."
+    "You show a small model how to work step by step. Each message shows one state and a numbered"
+    " list of actions."
 ) + MATERIAL
 TEACHING_CALLS = (
     "You show a small model how to work step by step with tools. Each message shows one state,"
-    " which is all that the"
-    " small model sees, and you make the right calls." + MATERIAL
+    " which is all that the small model sees, and you make the right calls." + MATERIAL
 )
 TEACHING_WORDS = (
-    "You show a small model how to answer. Each message shows one state, which is all that"
-    " the model sees."
+    "You show a small model how to answer. Each message shows one state, which is all that the"
+    " model sees."
 ) + MATERIAL
 EXAMPLE = """Example of a state and a good comment:
 Task: find the key to the cellar.
@@ -61,25 +60,21 @@ Commands: open the drawer: the drawer is empty.
 Comment: The key to the cellar is needed. The drawer is empty, so it is not there; the coat has not been searched yet."""  # noqa: E501
 REFLECTING = (
     "You comment on the states of an environment for a player who reads your comment and then"
-    " acts. Each message"
-    " shows one state. Say what the goal is, what has been found or done, whether the last"
-    " action was a mistake and"
-    f" why, and what is still missing.{MATERIAL}\n\n{EXAMPLE}"
-)
-COMMENTING = (
-    "You write comments on the states of an environment, from which a small model learns to"
-    " comment. An expert acts,"
-    " and sometimes makes mistakes. Each message shows one state. Say what the goal is, what has"
-    " been found or done,"
+    " acts. Each message shows one state. Say what the goal is, what has been found or done,"
     " whether the last action was a mistake and why, and what is still"
     f" missing.{MATERIAL}\n\n{EXAMPLE}"
 )
+COMMENTING = (
+    "You write comments on the states of an environment, from which a small model learns to"
+    " comment. An expert acts, and sometimes makes mistakes. Each message shows one state. Say"
+    " what the goal is, what has been found or done, whether the last action was a mistake and"
+    f" why, and what is still missing.{MATERIAL}\n\n{EXAMPLE}"
+)
 
 ASK = (
-    f"\n\nAnswer in exactly two lines.\nAnalysis: at most {ANALYSIS_WORDS} words in one line:"
-    " the goal, the result of"
-    " the last action, what is still missing, and where it may be. Do not write the number of an"
-    " action here.\n"
+    f"\n\nAnswer in exactly two lines.\nAnalysis: at most {ANALYSIS_WORDS} words in one line: the"
+    " goal, the result of the last action, what is still missing, and where it may be. Do not"
+    " write the number of an action here.\n"
     "Choice: the number of the action to take, and nothing else."
 )
 CALL = (
@@ -88,15 +83,14 @@ CALL = (
     ' example name {"argument": "value"}; or with the word none.'
 )
 ASK_CALLS = (
-    f"\n\nStart with one line: Analysis: and at most {ANALYSIS_WORDS} words on what matters in"
-    " this state, what is new"
-    " and what has changed. Below it write the tool calls, one per line, each the tool's name"
-    " and its arguments as a"
+    f"\n\nStart with one line: Analysis: and at most {ANALYSIS_WORDS} words on what matters in this"
+    " state, what is new and what has changed. Below it write the tool calls, one per line, each"
+    " the tool's name and its arguments as a"
     ' JSON object, for example name {"argument": "value"}; or the word none. Write nothing else.'
 )
 ASK_SAID = (
-    f"\n\nStart with one line: Analysis: and at most {ANALYSIS_WORDS} words on the goal, what"
-    " has been found and what"
+    f"\n\nStart with one line: Analysis: and at most {ANALYSIS_WORDS} words on the goal, what has"
+    " been found and what"
     " is still missing. Below it write your answer{call}, and nothing else."
 )
 ASK_CALL = (
@@ -118,8 +112,8 @@ CORRECT = " Say why in the analysis, and choose an action that corrects it."
 EXPLAIN = " Say why."
 RIGHT = (
     "\n\nOnly you know that the right action now is\n{action}\nWrite a comment that leads to it,"
-    " but do not name it,"
-    " neither in these words nor by its number, and do not say that you know it."
+    " but do not name it, neither in these words nor by its number, and do not say that you know"
+    " it."
 )
 
 ANALYSED = re.compile(r"analysis\W*?[:\-]\s*(?P<analysis>.+)", re.IGNORECASE | re.DOTALL)
@@ -158,8 +152,8 @@ def playing_request(
     called = bool(observation.tools or observation.replies)
     if not observation.choices and not called:
         raise ConfigError(
-            "chat models choose among actions or call tools, and here an action is free"
-            " text; leave out --typed"
+            "chat models choose among actions or call tools, and here an action is free text; leave"
+            " out --typed"
         )
     earlier = [_acted(turn, commented=comment is not None) for turn in context.turns]
     asked = (

@@ -95,40 +95,44 @@ def env_class(name: str | type) -> type[Env]:
     """
     if isinstance(name, type):
         return _env_from(name, name.__name__)
-    if name in ENVS:  # the contract tests check these
+    # An env of the package is returned as it is, since the contract tests check these
+    if name in ENVS:
         module, _, attribute = ENVS[name].partition(":")
-        shipped: type[Env] = getattr(importlib.import_module(module), attribute)
-        return shipped
+        kind: type[Env] = getattr(importlib.import_module(module), attribute)
+        return kind
     scheme, _, rest = name.partition(":")
     if scheme in SCHEMES:
-        found: Any = resolve("scheme", scheme, SCHEMES)(rest)
+        value: Any = resolve("scheme", scheme, SCHEMES)(rest)
     else:
-        found = resolve(
+        value = resolve(
             "env", name, ENVS, PLUGINS, lambda kind: callable(getattr(kind, "reset", None))
         )
-    if not isinstance(found, type):
-        raise ConfigError(f"{name} is {found!r:.60}, and no class; name the class of an env")
-    return _env_from(found, name)
+    if not isinstance(value, type):
+        raise ConfigError(f"{name} is {value!r:.60}, and no class; name the class of an env")
+    return _env_from(value, name)
 
 
-def _env_from(found: type, name: str) -> type[Env]:
-    """`found` as an env. name: for errors. Raises ConfigError."""
-    needed = ("reset", "step") if issubclass(found, Env) else ("reset",)
-    if lacking := [
-        part for part in needed if getattr(found, part, None) in (None, getattr(Env, part))
-    ]:
-        raise ConfigError(f"{name} is no env: it lacks {', '.join(lacking)}")
-    kind: type[Env] = _checked(found, name)
-    return kind
+def _env_from(kind: type, name: str) -> type[Env]:
+    """`kind` as an env. name: for errors. Raises ConfigError."""
+    methods = ("reset", "step") if issubclass(kind, Env) else ("reset",)
+    missing = [
+        method for method in methods if getattr(kind, method, None) in (None, getattr(Env, method))
+    ]
+    if missing:
+        raise ConfigError(f"{name} is no env: it lacks {', '.join(missing)}")
+    env: type[Env] = _checked(kind, name)
+    return env
 
 
 @cache
 def _checked(kind: Any, name: str) -> Any:
+    """The class `kind` with all that an env has: adapted, with the base `Env`, a name and settings."""
     from reflectkit.envs.adapters import adapted
     from reflectkit.envs.adapters.plain import settings_of
 
+    # 1. Adapt a class in another form. With get_reward() it has TRL's form, in which "task" may be
+    #    a column and step() a tool.
     has_methods = hasattr(kind, "step") and "task" in inspect.signature(kind.reset).parameters
-    # Whose task is a column, and whose step is a tool
     has_methods = has_methods and not hasattr(kind, "get_reward")
     if not issubclass(kind, Env) and not has_methods:
         kind = adapted(kind)
@@ -142,6 +146,7 @@ def _checked(kind: Any, name: str) -> Any:
         kind = metaclass(kind.__name__, (kind, Env), namespace)
     if not hasattr(kind, "name"):
         kind.name = kind.__name__.lower()
+    # 2. Check what it says about itself and its teacher
     if inspect.isfunction(inspect.getattr_static(kind, "tasks", None)):
         raise ConfigError(f"{name}: its tasks() is asked of the class; write @classmethod above it")
     if not (isinstance(kind.teacher_type, type) and issubclass(kind.teacher_type, Teacher)):
@@ -161,11 +166,12 @@ def _checked(kind: Any, name: str) -> Any:
     try:
         _Attributes.model_validate(values)
     except ValidationError as error:
-        wrong = error.errors()[0]
-        trait = str(wrong["loc"][0])
+        fault = error.errors()[0]
+        trait = str(fault["loc"][0])
         raise ConfigError(
-            f"{name}: its {trait} are {brief(values[trait])}: {wrong['msg']}"
+            f"{name}: its {trait} are {brief(values[trait])}: {fault['msg']}"
         ) from None
+    # 3. Settings from its constructor, if it has none
     if kind.Settings is NoSettings:
         kind.Settings = settings_of(kind)
     check_own_settings(kind.Settings, f"env '{name}'")
@@ -194,9 +200,8 @@ def maker(
         pass  # a class whose constructor is not Python's own
     except TypeError as error:
         raise ConfigError(
-            f"env '{name}' cannot be made: its constructor: {error}; it takes an argument for"
-            " each field of Settings,"
-            " and no others without a default"
+            f"env '{name}' cannot be made: its constructor: {error}; it takes an argument for each"
+            " field of Settings, and no others without a default"
         ) from None
     return partial(fresh, kind, settings, horizon, data_folder, shuffle=shuffle)
 
@@ -214,36 +219,37 @@ def listed(name: str, level: str, settings: Any = None) -> list[Task]:
     """The problems of `level` that env `name` lists. settings: the env's own. Raises ConfigError if
     there are none, if they are no tasks of it, or share an id.
     """
+    # 1. Ask the env
     kind = env_class(name)
-    given: Any = kind.taskset.with_settings(settings).tasks(level)
+    values: Any = kind.taskset.with_settings(settings).tasks(level)
     lists = f"env '{name}': tasks({level!r}) lists"
-    if not isinstance(given, Iterable):
+    if not isinstance(values, Iterable):
         raise ConfigError(
-            f"env '{name}': tasks({level!r}) returned {brief(given)}; return a list of Task"
+            f"env '{name}': tasks({level!r}) returned {brief(values)}; return a list of Task"
         )
+    # 2. Check each problem, as users write these
     tasks: dict[str, Task] = {}
-    for task in given:
-        if not isinstance(task, Task) or not all(
-            isinstance(text, str) for text in (task.id, task.group)
-        ):
+    for task in values:
+        is_task = isinstance(task, Task)
+        if not is_task or not isinstance(task.id, str) or not isinstance(task.group, str):
             raise ConfigError(
                 f"{lists} {task!r:.120}; return a list of Task, with texts as id and group"
             )
         if task.env != kind.name or task.level not in kind.levels:
             raise ConfigError(
-                f"{lists} '{task.id}' as a task of env '{task.env}' at level '{task.level}';"
-                f" write '{kind.name}' and"
-                f" one of {', '.join(kind.levels)}"
+                f"{lists} '{task.id}' as a task of env '{task.env}' at level '{task.level}'; write"
+                f" '{kind.name}' and one of {', '.join(kind.levels)}"
             )
         if task.id in tasks:
             raise ConfigError(f"{lists} '{task.id}' twice; give each problem its own id")
         try:
-            # As in files
-            tasks[task.id] = replace(task, data=json.loads(json.dumps(task.data, allow_nan=False)))
+            # Its data become what they will be when read from a file: tuples are lists, for example
+            data = json.loads(json.dumps(task.data, allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"{lists} '{task.id}' with data that is not valid JSON ({error})"
             ) from None
+        tasks[task.id] = replace(task, data=data)
     if not tasks:
         raise ConfigError(NONE_LISTED.format(name, level))
     return list(tasks.values())

@@ -32,9 +32,9 @@ REFUSE: Literal["refuse"] = "refuse"
 FIRST: Literal["first"] = "first"
 ONE_CALL = "call one tool, or reply to the user; nothing was executed"
 
-OPENED, CLOSED = THOUGHT
+THOUGHT_BEGIN, THOUGHT_END = THOUGHT
 MARKS = re.compile(
-    # <|im_end|>, <|python_tag|>, and with full-width bars
+    # As in <|im_end|> and <|python_tag|>, and with full-width bars
     r"<[|\uff5c][^<>|\uff5c\s]{1,40}[|\uff5c]>"
     r"|</?(?:tool_call|tool_response|think|s|pad|bos|eos|unk|start_of_turn|end_of_turn)>"
     r"|\[/?(?:INST|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS)\]"
@@ -66,14 +66,20 @@ def read_action(use: ToolUse, *, first: bool = False) -> ToolCall | str | Refusa
     """What the agent does: a call, or the words that the user hears. first: of several calls
     without an error, the first one counts.
     """
+    # 1. Calls, with or without errors
     count = len(use.calls) + len(use.errors)
-    if count > 1 and not (first and not use.errors):
+    takes_first = first and not use.errors
+    if count > 1 and not takes_first:
         return Refusal("; ".join([*use.errors, f"{count} calls at once: {ONE_CALL}"]), count)
     if use.errors:
         return Refusal(f"{use.errors[0]}; nothing was executed")
     if use.calls:
         return use.calls[0]
-    return spoken(use.text) or Refusal(f"neither a tool call nor a reply: {ONE_CALL}")
+    # 2. Words
+    reply = spoken(use.text)
+    if not reply:
+        return Refusal(f"neither a tool call nor a reply: {ONE_CALL}")
+    return reply
 
 
 def spoken(text: str) -> str:
@@ -83,13 +89,16 @@ def spoken(text: str) -> str:
     >>> spoken("<think>An old order.</think>\\n\\nWhich order is it?<|im_end|>")
     'Which order is it?'
     """
-    *thinking, last = HEADERS.sub("", THOUGHTS.sub("", text)).split(CLOSED)
-    kept = ""
-    for part in thinking:
-        before, opened, _ = part.partition(OPENED)
-        # Without an opening mark, all before it was a thought
-        kept = kept + before if opened else ""
-    return cut(MARKS.sub("", (kept + last).partition(OPENED)[0]).strip(), LONGEST_REPLY)
+    # 1. Without reasoning that has an end
+    *parts, last = HEADERS.sub("", THOUGHTS.sub("", text)).split(THOUGHT_END)
+    reply = ""
+    for part in parts:
+        before, mark, _ = part.partition(THOUGHT_BEGIN)
+        # Without a mark of its beginning, all before its end was a thought
+        reply = reply + before if mark else ""
+    # 2. Without reasoning that has none, and without special marks
+    reply = (reply + last).partition(THOUGHT_BEGIN)[0]
+    return cut(MARKS.sub("", reply).strip(), LONGEST_REPLY)
 
 
 def cut(text: str, limit: int) -> str:
@@ -98,8 +107,10 @@ def cut(text: str, limit: int) -> str:
     >>> cut("a" * 1000, 5)
     'aaaaa [cut: 5 of 1,000 characters]'
     """
-    kept = text[:limit].encode(errors="replace").decode()
-    return kept if len(text) <= limit else f"{kept} [cut: {limit:,} of {len(text):,} characters]"
+    beginning = text[:limit].encode(errors="replace").decode()
+    if len(text) <= limit:
+        return beginning
+    return f"{beginning} [cut: {limit:,} of {len(text):,} characters]"
 
 
 class UserSettings(Config):
@@ -111,8 +122,7 @@ class UserSettings(Config):
     several_calls: Literal["refuse", "first"] = option(
         REFUSE,
         help="What several calls in one turn do: refuse (none is carried out, and the agent is told"
-        " why) or first (the"
-        " first is, and the others are passed over).",
+        " why) or first (the first is, and the others are passed over).",
     )
     user_url: str | None = option(
         None, help="The server of the user's model; for local: http://localhost:1234/v1."
@@ -128,7 +138,7 @@ class ConversationTeacher(Teacher):
     noise: ClassVar[float] = 0.05
 
     def note(self) -> str:
-        """The mark of the last action: "" at the start, "good", or "mistake" if it brought nothing."""
+        """The mark of the last action: "" at the start, "good", or "mistake" if it was no use."""
         mark: str = self.env.mark
         return mark
 
@@ -153,7 +163,7 @@ class ConversationEnv(Env):
     teacher_type: ClassVar[type[Teacher]] = ConversationTeacher
     messages: list[Message]
     """What the agent sees."""
-    spoken: list[Message]
+    dialogue: list[Message]
     """The part that the user sees."""
     mark: str
     """The teacher's mark of the last action."""
@@ -173,13 +183,13 @@ class ConversationEnv(Env):
         """
         self._steps, self.mark, self._seed = 0, "", seed
         policy = self._begin(task, seed)
-        self.messages, self.spoken = [Message("system", policy)] if policy else [], []
+        self.messages, self.dialogue = [Message("system", policy)] if policy else [], []
 
-        def opened(turn: UserTurn) -> Observation:
+        def begin(turn: UserTurn) -> Observation:
             self._hear(turn)
             return self._observe()
 
-        return followed(self._user_turn(""), opened)
+        return followed(self._user_turn(""), begin)
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Carry out a call, or tell the user the reply. Text is read as a call in the plain form,
@@ -188,63 +198,68 @@ class ConversationEnv(Env):
         Raises IllegalActionError: a choice. ConfigError: a reply, and there is no user.
         EnvironmentFailure: the user cannot be asked.
         """
+        # 1. What the agent does
         use = read_use(action, self._tools, self.name)
         meaning = read_action(use, first=self._first)
         self._before(meaning)
         self.messages.append(Message("assistant", use.text, use.calls))
         self._steps += 1
+        # 2. A reply, a refusal, or a call
         if isinstance(meaning, str):
-            self.spoken.append(Message("assistant", meaning))
+            self.dialogue.append(Message("assistant", meaning))
             return followed(self._user_turn(meaning), self._answered)
         if isinstance(meaning, Refusal):
             self.messages.append(Message("tool", meaning.text))
-            return self._result({"refused": meaning.parts}, ended=False)
-        executed = self._execute(meaning)
-        fits = isinstance(executed, tuple) and len(executed) == 3 and isinstance(executed[0], str)
+            return self._result({"refused": meaning.parts}, is_over=False)
+        outcome = self._execute(meaning)
+        fits = isinstance(outcome, tuple) and len(outcome) == 3 and isinstance(outcome[0], str)
         self._need(
             "_execute",
             fits,
-            executed,
+            outcome,
             "(a text, whether it was refused, whether it ends the conversation)",
         )
-        result, refused, ended = executed
+        result, refused, is_over = outcome
         self.messages.append(Message("tool", cut(result, LONGEST_RESULT), name=meaning.name))
-        wrong = len(use.calls) - 1 + bool(refused)  # those passed over, too
-        return self._result({"refused": wrong} if wrong else {}, ended=ended)
+        # Calls that were passed over count as refused, too
+        refusals = len(use.calls) - 1 + bool(refused)
+        return self._result({"refused": refusals} if refusals else {}, is_over=is_over)
 
     def _hear(self, turn: UserTurn) -> None:
         fits = isinstance(turn, UserTurn) and isinstance(turn.text, str)
         self._need("_user_turn", fits, turn, "a UserTurn with a text (reflectkit.env)")
+        # Nothing is said where the user leaves without a word
         if turn.text or not turn.over:
             message = Message("user", cut(turn.text.strip(), LONGEST))
             self.messages.append(message)
-            self.spoken.append(message)
+            self.dialogue.append(message)
 
     def _answered(self, turn: UserTurn) -> StepResult:
         self._hear(turn)
-        return self._result({}, ended=turn.over)
+        return self._result({}, is_over=turn.over)
 
-    def _need(self, method: str, fits: bool, returned: object, wanted: str) -> None:
+    def _need(self, method: str, fits: bool, returned: object, form: str) -> None:
         """Raises ConfigError unless what the subclass's `method` returned `fits`."""
         if not fits:
             raise ConfigError(
-                f"{method}() of env '{self.name}' returned {brief(returned)}; return {wanted}"
+                f"{method}() of env '{self.name}' returned {brief(returned)}; return {form}"
             )
 
-    def _result(self, info: dict[str, Any], *, ended: bool) -> StepResult:
-        self._after(ended)
+    def _result(self, info: dict[str, Any], *, is_over: bool) -> StepResult:
+        self._after(is_over)
         reward = 0.0
-        if ended or self._steps == self.horizon:
-            verdict = self._verdict(ended)
+        if is_over or self._steps == self.horizon:
+            # The end of the conversation, or of the steps
+            verdict = self._verdict(is_over)
             fits = isinstance(verdict, tuple) and len(verdict) == 2 and isinstance(verdict[1], dict)
             self._need("_verdict", fits, verdict, "(reward, info)")
             reward = verdict[0]
             info |= verdict[1]
-        return StepResult(self._observe(), reward, ended, info=info)
+        return StepResult(self._observe(), reward, is_over, info=info)
 
     def _asked(self, user: User, instructions: str) -> UserTurn | Awaitable[UserTurn]:
         """What `user`, who plays by `instructions`, says next."""
-        return user.say(instructions, tuple(self.spoken), derive(self._seed, "user", self._steps))
+        return user.say(instructions, tuple(self.dialogue), derive(self._seed, "user", self._steps))
 
     def _observe(self) -> Observation:
         return Observation(tuple(self.messages), tools=tuple(self._offered), replies=True)
@@ -271,12 +286,12 @@ class ConversationEnv(Env):
         """(result for the agent, whether the call was refused, whether it ends the conversation)."""
         raise NotImplementedError
 
-    def _verdict(self, ended: bool) -> tuple[float, dict[str, Any]]:
-        """(reward, info) of the last step. ended: not by the horizon."""
+    def _verdict(self, is_over: bool) -> tuple[float, dict[str, Any]]:
+        """(reward, info) of the last step. is_over: not by the horizon."""
         raise NotImplementedError
 
     def _before(self, meaning: ToolCall | str | Refusal) -> None:
         """Called before each action; may raise."""
 
-    def _after(self, ended: bool) -> None:
-        """Called when an action has had its effect. ended: whether it ended the conversation."""
+    def _after(self, is_over: bool) -> None:
+        """Called when an action has had its effect. is_over: whether it ended the conversation."""

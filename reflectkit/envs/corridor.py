@@ -71,10 +71,9 @@ class CorridorTeacher(Teacher):
 
     def confirms(self, comment: str) -> bool:
         """Whether it names the way; only a mistake may be called one."""
-        blames = comment.startswith(WRONG)
-        return comment.removeprefix(WRONG) in self._ways() and (
-            self.env.note == "mistake" or not blames
-        )
+        if comment.startswith(WRONG) and self.env.note != "mistake":
+            return False
+        return comment.removeprefix(WRONG) in self._ways()
 
     def _ways(self) -> tuple[str, str]:
         """Where the goal is, in two wordings."""
@@ -109,13 +108,11 @@ class Corridor(ChoiceEnv):
 
     def _move(self, action: int) -> tuple[float, bool, dict[str, object]]:
         self.note = "good" if action == 1 else "mistake"
+        # The first cell has a wall to its left
         self.place = max(0, self.place + (1 if action == 1 else -1))
-        reached = self.place == self.size - 1
-        return (
-            STEP_REWARD + (GOAL_REWARD if reached else 0.0),
-            reached,
-            {"state": self.place, "success": reached},
-        )
+        at_goal = self.place == self.size - 1
+        reward = STEP_REWARD + (GOAL_REWARD if at_goal else 0.0)
+        return reward, at_goal, {"state": self.place, "success": at_goal}
 
     def truncation_penalty(self, steps_left: int) -> float:
         """The cost of the remaining steps."""

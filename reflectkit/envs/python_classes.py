@@ -43,8 +43,8 @@ def env_of(name: str) -> type:
     """The class that was handed over as `name`. Raises ConfigError in another program."""
     if name not in _CLASSES:
         raise ConfigError(
-            f"env '{SCHEME}:{name}' is a class of another Python program; save it in a file,"
-            " and write FILE.py:CLASS"
+            f"env '{SCHEME}:{name}' is a class of another Python program; save it in a file, and"
+            " write FILE.py:CLASS"
         )
     return _CLASSES[name]
 
@@ -56,18 +56,21 @@ def _sources(kind: type) -> list[str]:
     """
     parts: list[str] = []
     pending: list[Any] = [base for base in kind.__mro__ if base.__module__ == kind.__module__]
-    seen: set[int] = set()
+    visits: set[int] = set()
     while pending:
+        # The function of a method or of a property
         part = pending.pop(0)
         part = getattr(part, "__func__", getattr(part, "fget", None) or part)
-        if id(part) in seen:
+        if id(part) in visits:
             continue
-        seen.add(id(part))
+        visits.add(id(part))
+        # A class: its attributes, and their values later
         if isinstance(part, type):
             for attribute, value in vars(part).items():
                 if attribute not in ("__module__", "__dict__", "__weakref__", "__firstlineno__"):
                     pending.append(value)
                     parts.append(f"{attribute} = {_constant(value)}")
+        # A function: its source, and the globals that it names
         elif isinstance(part, FunctionType):
             try:
                 parts.append(inspect.getsource(part))

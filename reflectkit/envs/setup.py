@@ -82,9 +82,10 @@ class EnvConfig(Config):
     @property
     @override
     def environment(self) -> dict[str, str]:
-        endpoints = [
-            setting.endpoint for setting in chat_settings(self.settings) if setting.endpoint
-        ]
+        endpoints = []
+        for setting in chat_settings(self.settings):
+            if setting.endpoint:
+                endpoints.append(setting.endpoint)
         if not endpoints:
             return {}
         from reflectkit.chat.config import address_in_use
@@ -97,11 +98,11 @@ class EnvConfig(Config):
         note = self.kind.unknown_files(self.settings)
         return [note] if note else []
 
-    def require_teacher(self, *needed: str) -> None:
-        """Raises ConfigError if the env's teacher lacks a method that is `needed`, or cannot act
-        with the settings.
+    def require_teacher(self, *methods: str) -> None:
+        """Raises ConfigError if the env's teacher lacks one of `methods`, or cannot act with the
+        settings.
         """
-        check_teacher(self.kind.teacher_type, self.kind.name, *needed)
+        check_teacher(self.kind.teacher_type, self.kind.name, *methods)
         self.kind.teacher_type.check(self.settings)
 
 
@@ -199,35 +200,40 @@ class EnvSetup:
             return
         taskset, env = self.taskset, f"--env {self.env}"
         explores, splits = taskset.repositories_folder, [f"{split}.json" for split in SPLITS]
-        made = not taskset.has("tasks") and bool(taskset.problem_generator or explores)
+        has_generator = bool(taskset.problem_generator or explores) and not taskset.has("tasks")
         lacks = {name: not (self.folder / name).exists() for name in (PROBLEMS, RECORDS, splits[0])}
+        # Backwards through the pipeline: each step names the command that makes the file `name`,
+        # and then the file that this command reads, or "" if that is there
         commands: list[str] = []
-        # Of the file that the first command must make
         name = path.name if path.parent == self.folder else ""
+        # 1. Rows for SFT, from the training split
         if name.startswith("sft"):
             commands, demonstrated = [f"`reflectkit gen-sft {env}`"], True
             name = splits[0] if lacks[splits[0]] else ""
+        # 2. A split, from the records
         if name in splits:
             commands.insert(0, f"`reflectkit split {env}`")
-            name = RECORDS if demonstrated or not made else PROBLEMS
-            name = name if lacks[RECORDS] and lacks.get(name) else ""
+            name = RECORDS if demonstrated or not has_generator else PROBLEMS
+            if not lacks[RECORDS] or not lacks.get(name):
+                name = ""
+        # 3. Records with demonstrations, from the problems
         if name == RECORDS:
             commands.insert(0, f"`reflectkit gen-trajectory {env}`")
-            name = PROBLEMS if made and lacks[PROBLEMS] else ""
+            name = PROBLEMS if has_generator and lacks[PROBLEMS] else ""
+        # 4. Problems
         if name == PROBLEMS:
-            filters = (
-                ["`reflectkit filter-repo`"] if explores and not self.repos_folder.exists() else []
-            )
-            own = [
-                *filters,
-                f"`reflectkit gen-task {env}`",
-                *(["`reflectkit filter-task`"] if explores else []),
-            ]
-            commands = [*own, *commands]
+            generation = [f"`reflectkit gen-task {env}`"]
+            if explores:
+                generation.append("`reflectkit filter-task`")
+                if not self.repos_folder.exists():
+                    generation.insert(0, "`reflectkit filter-repo`")
+            commands = [*generation, *commands]
         if not commands:
             raise missing(path)
-        listed = " and ".join(filter(None, (", ".join(commands[:-1]), commands[-1])))
-        raise DataError(path, f"no such file; run {listed} first")
+        words = commands[-1]
+        if len(commands) > 1:
+            words = f"{', '.join(commands[:-1])} and {words}"
+        raise DataError(path, f"no such file; run {words} first")
 
     @property
     def repos_folder(self) -> Path:
@@ -241,9 +247,9 @@ class EnvSetup:
         """
         if self.env in ENVS:
             return []
-        kind, named = self.kind, module_of(self.env.removeprefix("gymnasium:"))
-        own = code_files([named, *(base.__module__ for base in kind.__mro__)])
-        return [*own, *kind.own_files(self.settings)]
+        modules = [module_of(self.env.removeprefix("gymnasium:"))]
+        modules += [base.__module__ for base in self.kind.__mro__]
+        return [*code_files(modules), *self.kind.own_files(self.settings)]
 
     def horizon_at(self, level: str) -> int:
         """The horizon for `level`."""
@@ -261,6 +267,7 @@ class EnvSetup:
         arguments = {
             name: getattr(self.settings, name) for name in type(self.settings).model_fields
         }
+        # The constructor gets the object that asks a chat model, not how to reach the model
         for setting in chat_settings(self.settings):
             arguments.pop(f"{setting.name}_url", None)
             arguments.pop(f"{setting.name}_max_usd", None)
@@ -276,7 +283,8 @@ class EnvSetup:
         usages = {}
         for setting in chat_settings(self.settings):
             asker = self._asker_of(setting)
-            usage = getattr(asker, "usage", {})  # an env of your own may ask otherwise
+            # A user's env may ask in another way, and count nothing
+            usage = getattr(asker, "usage", {})
             if not usage:
                 continue
             for note in getattr(asker, "notes", []):
@@ -328,35 +336,31 @@ def chat_settings(settings: Any) -> list[ChatSetting]:
     """The settings of an env that name chat models. Raises ConfigError for one that cannot be
     asked, an address without a model, and a budget that cannot be enforced.
     """
-    found = []
+    models = []
     for name, asker in getattr(settings, "chat_models", {}).items():
         if name not in type(settings).model_fields:
             continue
         from reflectkit.chat.config import parse_endpoint, prices_of
 
         model, default = getattr(settings, name), type(settings).model_fields[name].default
-        url, budget = (getattr(settings, f"{name}_{part}", None) for part in ("url", "max_usd"))
+        url = getattr(settings, f"{name}_url", None)
+        budget = getattr(settings, f"{name}_max_usd", None)
         endpoint = None
         if model != default:
             endpoint = parse_endpoint(model, url, flag(name), f"{default}, ", flag(f"{name}_url"))
-        elif given := [
-            part for part, value in (("url", url), ("max_usd", budget)) if value is not None
-        ]:
+        # An address or a budget needs a model
+        elif url is not None or budget is not None:
+            setting = f"{name}_url" if url is not None else f"{name}_max_usd"
+            raise ConfigError(f"{flag(setting)} needs a {flag(name)}, e.g. openai:MODEL")
+        # A budget needs a price
+        has_price = endpoint and prices_of(endpoint.kind, endpoint.model, None, None).known
+        if endpoint and budget is not None and not has_price:
             raise ConfigError(
-                f"{flag(f'{name}_{given[0]}')} needs a {flag(name)}, e.g. openai:MODEL"
+                f"{flag(f'{name}_max_usd')} cannot hold for {flag(name)} {endpoint}, whose price is"
+                " unknown; leave it out, or name a model with a known price"
             )
-        if (
-            endpoint
-            and budget is not None
-            and not prices_of(endpoint.kind, endpoint.model, None, None).known
-        ):
-            raise ConfigError(
-                f"{flag(f'{name}_max_usd')} cannot hold for {flag(name)} {endpoint}, whose price"
-                " is unknown; leave it"
-                " out, or name a model with a known price"
-            )
-        found.append(ChatSetting(name, asker, endpoint, budget))
-    return found
+        models.append(ChatSetting(name, asker, endpoint, budget))
+    return models
 
 
 def refuse_uncounted(env: EnvConfig, *, dry_run: bool, max_cost_usd: float | None) -> None:
@@ -365,17 +369,13 @@ def refuse_uncounted(env: EnvConfig, *, dry_run: bool, max_cost_usd: float | Non
     """
     for setting in chat_settings(env.settings):
         name, endpoint = flag(setting.name), setting.endpoint
-        unlimited = (
-            max_cost_usd is not None
-            and endpoint
-            and endpoint.kind != "local"
-            and setting.budget_usd is None
-        )
-        if endpoint and (dry_run or unlimited):
+        if not endpoint:
+            continue
+        has_limit = endpoint.kind == "local" or setting.budget_usd is not None
+        if dry_run or (max_cost_usd is not None and not has_limit):
             raise ConfigError(
                 f"{'--dry-run' if dry_run else '--max-cost-usd'} does not count what {name}"
-                f" {endpoint} is asked; leave"
-                f" it out, or leave out {name}"
+                f" {endpoint} is asked; leave it out, or leave out {name}"
             )
 
 
@@ -398,32 +398,23 @@ def at_level(
     be played at any level. option: the flag that chooses another level.
     """
     kind = env_class(env)
+    # 1. Each must be playable at some level
     for task in tasks:
-        if task.level not in kind.levels and not any(
-            kind.taskset.at_level(task, other) for other in kind.levels
-        ):
-            raise DataError(
-                path,
-                (
-                    f"task '{task.id}' has level {task.level!r}, and no level can play it:"
-                    f" {', '.join(kind.levels)}"
-                ),
-                field="level",
-            )
-    moved = [kind.taskset.at_level(task, level) for task in tasks]
-    tasks_by_id = {task.id: task for task in moved if task is not None}
+        if task.level in kind.levels:
+            continue
+        if not any(kind.taskset.at_level(task, other) for other in kind.levels):
+            names = ", ".join(kind.levels)
+            reason = f"has level {task.level!r}, and no level can play it: {names}"
+            raise DataError(path, f"task '{task.id}' {reason}", field="level")
+    # 2. Those that can be played at this one
+    versions = [kind.taskset.at_level(task, level) for task in tasks]
+    tasks_by_id = {task.id: task for task in versions if task is not None}
     if not tasks_by_id:
-        others = " or ".join(
-            f"{option} {other}" for other in sorted({task.level for task in tasks})
-        )
-        own = (
-            ""
-            if env in ENVS
-            else f"; at_level() of env '{env}' may return a problem of another level as one of it"
-        )
-        raise DataError(
-            path, f"has no task of level '{level}'; add {others}, or generate some{own}"
-        )
+        levels = sorted({task.level for task in tasks})
+        fix = f"add {' or '.join(f'{option} {other}' for other in levels)}, or generate some"
+        if env not in ENVS:
+            fix += f"; at_level() of env '{env}' may return a problem of another level as one of it"
+        raise DataError(path, f"has no task of level '{level}'; {fix}")
     return list(tasks_by_id.values())
 
 
@@ -432,20 +423,18 @@ def not_repeatable(env: str, task: str, step: int) -> ConfigError:
     from one seed.
     """
     return ConfigError(
-        f"env '{env}': step {step} of task '{task}' differs when it is played again with the"
-        " same seed; draw from"
-        " random.Random(seed) in the env, and show neither the time nor what an earlier episode"
-        " left"
+        f"env '{env}': step {step} of task '{task}' differs when it is played again with the same"
+        " seed; draw from random.Random(seed) in the env, and show neither the time nor what an"
+        " earlier episode left"
     )
 
 
 def check_explores(stage: str, env: str) -> None:
     """Raises ConfigError for an env whose problems are not about repositories."""
-    if not env_class(env).taskset.repositories_folder:
-        explorers = " or ".join(
-            name for name in ENVS if env_class(name).taskset.repositories_folder
-        )
-        raise ConfigError(
-            f"{stage} works only on repositories (--env {explorers}); '{env}' lists its own"
-            " problems (gen-trajectory)"
-        )
+    if env_class(env).taskset.repositories_folder:
+        return
+    explorers = [name for name in ENVS if env_class(name).taskset.repositories_folder]
+    raise ConfigError(
+        f"{stage} works only on repositories (--env {' or '.join(explorers)}); '{env}' lists its"
+        " own problems (gen-trajectory)"
+    )

@@ -125,8 +125,12 @@ class Map:
 
     def starts(self) -> list[int]:
         """The states in which a passenger waits who wants to go elsewhere."""
-        views = ((state, decode(state, self.side)) for state in range(self.states))
-        return [state for state, view in views if view.passenger not in (ABOARD, view.destination)]
+        states = []
+        for state in range(self.states):
+            view = decode(state, self.side)
+            if view.passenger not in (ABOARD, view.destination):
+                states.append(state)
+        return states
 
     def after_pickup(self, state: int) -> int:
         """The state in which the passenger of `state` has just got in."""
@@ -141,48 +145,49 @@ class Map:
         table = []
         for state in range(self.states):
             row, column, passenger, destination = decode(state, self.side)
-            following = []
+            here = row, column
+            # 1. The four moves; a wall belongs to the cell to its west
+            next_views = []
             for down, right in MOVES:
                 cell = row + down, column + right
-                walled = right != 0 and (row, min(column, cell[1])) in self.walls
-                inside = 0 <= cell[0] < self.side and 0 <= cell[1] < self.side
-                following.append(
-                    View(
-                        *(cell if inside and not walled else (row, column)), passenger, destination
-                    )
-                )
-            here, aboard = (row, column), passenger == ABOARD
-            boards = not aboard and self.stands[passenger] == here
-            left = self.stands.index(here) if aboard and here in self.stands else passenger
-            following += [
-                View(*here, ABOARD if boards else passenger, destination),
-                View(*here, left, destination),
-            ]
-            table.append([encode(view, self.side) for view in following])
+                is_inside = 0 <= cell[0] < self.side and 0 <= cell[1] < self.side
+                has_wall = right != 0 and (row, min(column, cell[1])) in self.walls
+                if not is_inside or has_wall:
+                    cell = here
+                next_views.append(View(*cell, passenger, destination))
+            # 2. The pickup, where the passenger waits
+            boards = passenger != ABOARD and self.stands[passenger] == here
+            next_views.append(View(*here, ABOARD if boards else passenger, destination))
+            # 3. The drop-off, at any stand
+            alights = passenger == ABOARD and here in self.stands
+            place = self.stands.index(here) if alights else passenger
+            next_views.append(View(*here, place, destination))
+            table.append([encode(view, self.side) for view in next_views])
         return table
 
     def delivers(self, state: int, action: int) -> bool:
         """Whether it ends the ride at the destination."""
         row, column, passenger, destination = decode(state, self.side)
-        return (
-            action == DROPOFF and passenger == ABOARD and self.stands[destination] == (row, column)
-        )
+        is_there = self.stands[destination] == (row, column)
+        return action == DROPOFF and passenger == ABOARD and is_there
 
     @cached_property
     def distance(self) -> list[int]:
         """Least number of actions to the delivery (S), by breadth-first search from the deliveries
         backwards.
         """
-        before: dict[int, list[int]] = {}
-        distance = [1 if self.delivers(state, DROPOFF) else -1 for state in range(self.states)]
-        for state, following in enumerate(self.next_state):
-            for action, after in enumerate(following):
+        # 1. Which states lead to each state; a delivery leads nowhere
+        previous: dict[int, list[int]] = {}
+        for state, next_states in enumerate(self.next_state):
+            for action, after in enumerate(next_states):
                 if not self.delivers(state, action):
-                    before.setdefault(after, []).append(state)
+                    previous.setdefault(after, []).append(state)
+        # 2. Outwards from the states with one step left; -1 is a state that no search has reached
+        distance = [1 if self.delivers(state, DROPOFF) else -1 for state in range(self.states)]
         queue = deque(state for state, steps in enumerate(distance) if steps == 1)
         while queue:
             state = queue.popleft()
-            for earlier in before.get(state, ()):
+            for earlier in previous.get(state, ()):
                 if distance[earlier] < 0:
                     distance[earlier] = distance[state] + 1
                     queue.append(earlier)
@@ -220,6 +225,7 @@ def drawn(number: int) -> Map:
         column, length = chance.randrange(MAPS_SIDE - 1), chance.randint(SHORTEST, LONGEST)
         first = chance.randrange(MAPS_SIDE - length + 1)
         longer = walls | {(row, column) for row in range(first, first + length)}
+        # Some row of the column stays open, or else the map would be in two parts
         if any((row, column) not in longer for row in range(MAPS_SIDE)):
             walls = longer
     cells = [(row, column) for row in range(MAPS_SIDE) for column in range(MAPS_SIDE)]
@@ -306,11 +312,12 @@ class TaxiTeacher(Teacher):
 
     def answers(self) -> dict[str, list[int]]:
         """The best actions, and how many are left to the delivery."""
-        known = {LIKELY.name: self.best_actions()}
+        answers = {LIKELY.name: self.best_actions()}
         if self.env.delivers_passenger:
             steps = self.env.map.distance[self.env.state]
-            known[STEPS_LEFT.name] = [sum(steps > most for most in MOST_STEPS)]
-        return known
+            # The number of limits that it exceeds is the index of its option
+            answers[STEPS_LEFT.name] = [sum(steps > most for most in MOST_STEPS)]
+        return answers
 
     def best_actions(self) -> list[int]:
         """All first actions of shortest paths."""
@@ -319,12 +326,14 @@ class TaxiTeacher(Teacher):
     def mistakes(self) -> list[int]:
         """Suboptimal actions that do not end the episode."""
         plan, state = self.env.map, self.env.state
-        wrong = set(range(len(ACTIONS))) - set(plan.best(state))
-        return [action for action in sorted(wrong) if not plan.fatal(state, action)]
+        others = set(range(len(ACTIONS))) - set(plan.best(state))
+        return [action for action in sorted(others) if not plan.fatal(state, action)]
 
     def note(self) -> str:
         """The mark of the last action."""
-        return "" if self.env.last is None else "mistake" if self.env.mistaken else "good"
+        if self.env.last is None:
+            return ""
+        return "mistake" if self.env.mistaken else "good"
 
     def comment(self, generator: random.Random) -> str:
         """The state, what went wrong if the last move was a mistake, and what to do next."""
@@ -335,10 +344,11 @@ class TaxiTeacher(Teacher):
         """Whether it names the taxi's cell, the target and what to do; only a mistake may be called
         one.
         """
-        mistake = self.env.last if self.env.mistaken else None
-        return any(
-            comment in map(" ".join, product(*self._parts(blamed))) for blamed in {None, mistake}
-        )
+        # A comment need not name the mistake, but it may name no other
+        for mistake in {None, self.env.last if self.env.mistaken else None}:
+            if comment in map(" ".join, product(*self._parts(mistake))):
+                return True
+        return False
 
     def _parts(self, mistake: int | None) -> list[list[str]]:
         """The sentences of a comment, each in all its wordings: where the taxi is, what was wrong,
@@ -348,20 +358,19 @@ class TaxiTeacher(Teacher):
         view = decode(self.env.state, plan.side)
         aboard = view.passenger == ABOARD
         row, column = plan.stands[view.destination if aboard else view.passenger]
-        parts = [
-            [wording.format(taxi=f"row {view.row}, column {view.column}") for wording in WHERE]
-        ]
+        # 1. Where the taxi is
+        taxi = f"row {view.row}, column {view.column}"
+        parts = [[wording.format(taxi=taxi) for wording in WHERE]]
+        # 2. What was wrong
         if mistake is not None:
             parts.append([wording.format(last=ACTIONS[mistake]) for wording in WRONG])
-        parts.append(
-            [
-                wording.format(target=f"row {row}, column {column}")
-                for wording in (ABOARD_FOR if aboard else WAITING)
-            ]
-        )
-        parts.append(
-            [*{PICKUP: PICK_UP, DROPOFF: SET_DOWN}.get(self.action(), BRING if aboard else FETCH)]
-        )
+        # 3. Where to go
+        target = f"row {row}, column {column}"
+        wordings = ABOARD_FOR if aboard else WAITING
+        parts.append([wording.format(target=target) for wording in wordings])
+        # 4. What to do
+        drive = BRING if aboard else FETCH
+        parts.append([*{PICKUP: PICK_UP, DROPOFF: SET_DOWN}.get(self.action(), drive)])
         return parts
 
 
@@ -412,35 +421,33 @@ class Taxi(ChoiceEnv):
         goal = {
             "pickup": "drive the taxi to the waiting passenger and pick the passenger up",
             "dropoff": (
-                "the passenger is in the taxi: drive to the destination and drop the passenger"
-                " off there"
+                "the passenger is in the taxi: drive to the destination and drop the passenger off"
+                " there"
             ),
             "full": (
                 "drive the taxi to the waiting passenger, pick the passenger up, and drop the"
-                " passenger off at the"
-                " destination"
+                " passenger off at the destination"
             ),
         }[level]
         rewards = [f"{FATAL:g} for an action that changes nothing"]
-        rewards += [f"{BONUS:g} for the first pickup"] if level != "dropoff" else []
-        rewards += [f"{BONUS:g} for the delivery"] if level != "pickup" else []
+        if level != "dropoff":
+            rewards.append(f"{BONUS:g} for the first pickup")
+        if level != "pickup":
+            rewards.append(f"{BONUS:g} for the delivery")
         return (
             f"Goal: {goal}.\n"
-            f"Map: {self.sizes}; row 0 is the northernmost, column 0 the westernmost."
-            f" {self.legend} If there is no D,"
-            " the taxi is on the destination. The passenger waits at one of four stands, and the"
-            " destination is another"
-            f"{self.where_stands}.\n"
+            f"Map: {self.sizes}; row 0 is the northernmost, column 0 the westernmost. {self.legend}"
+            " If there is no D, the taxi is on the destination. The passenger waits at one of four"
+            f" stands, and the destination is another{self.where_stands}.\n"
             "Actions: south, north, east and west move the taxi by one cell; pickup lets in a"
-            " passenger who is"
-            " waiting in the taxi's cell; dropoff lets the passenger out, but only at a stand.\n"
+            " passenger who is waiting in the taxi's cell; dropoff lets the passenger out, but only"
+            " at a stand.\n"
             "Danger: an action that changes nothing ends the episode at once in failure: driving"
-            " into a wall or off the"
-            " map, pickup where nobody is waiting, dropoff away from a stand or with nobody"
-            " aboard.\n"
+            " into a wall or off the map, pickup where nobody is waiting, dropoff away from a stand"
+            " or with nobody aboard.\n"
             "End: the episode ends in success with the"
-            f" {'pickup' if level == 'pickup' else 'delivery'}, and in failure"
-            " with an action that changes nothing.\n"
+            f" {'pickup' if level == 'pickup' else 'delivery'}, and in failure with an action that"
+            " changes nothing.\n"
             f"Reward: {STEP:g} per step, or instead {', '.join(rewards)}."
         )
 
@@ -457,7 +464,8 @@ class Taxi(ChoiceEnv):
     def _begin(self, task: Task, seed: int) -> None:
         tasks: Any = self.taskset
         self.map = tasks.map_of(task)
-        self.state, self._level = task_int(task, "state", 0, self.map.states - 1), task.level
+        self.state = task_int(task, "state", 0, self.map.states - 1)
+        self._level = task.level
         self.last = None
         self.mistaken = self._picked_up = False
         self._history: list[str] = []
@@ -467,19 +475,25 @@ class Taxi(ChoiceEnv):
             self._history.append(
                 f"{draw(self.map, self.state)}\nMove {len(self._history) + 1}: {ACTIONS[action]}\n"
             )
+        # 1. The state after the action
         before = self.state
         self.mistaken = action not in self.map.best(before)
         self.last = action
         self.state = self.map.next_state[before][action]
-        delivered = self.map.delivers(before, action)
-        fatal = self.map.fatal(before, action)
-        picked_up = not self._picked_up and action == PICKUP and not fatal
-        self._picked_up = self._picked_up or picked_up
-        rewarded = delivered or (picked_up and self._level != "dropoff")
-        reward = FATAL if fatal else BONUS if rewarded else STEP
-        success = picked_up if self._level == "pickup" else delivered
-        over = fatal or delivered or success
-        return reward, over, {"state": self.state, "success": success, "refused": int(fatal)}
+        # 2. What it was: a delivery, the first pickup, or an action that changes nothing
+        is_delivery = self.map.delivers(before, action)
+        is_fatal = self.map.fatal(before, action)
+        is_pickup = not self._picked_up and action == PICKUP and not is_fatal
+        self._picked_up = self._picked_up or is_pickup
+        # 3. Its reward; at level "dropoff" the passenger is aboard from the start
+        reward = STEP
+        if is_fatal:
+            reward = FATAL
+        elif is_delivery or (is_pickup and self._level != "dropoff"):
+            reward = BONUS
+        success = is_pickup if self._level == "pickup" else is_delivery
+        over = is_fatal or is_delivery or success
+        return reward, over, {"state": self.state, "success": success, "refused": int(is_fatal)}
 
     def _text(self) -> str:
         last = "none" if self.last is None else ACTIONS[self.last]
@@ -503,9 +517,8 @@ class TaxiMaps(Taxi):
     horizons: ClassVar[dict[str, int]] = {"pickup": 25, "dropoff": 25, "full": 45}
     """The longest shortest paths of all starts take 20, 19 and 37 actions."""
     legend: ClassVar[str] = (
-        "T taxi, P passenger, D destination, S stand, O taxi at P, X taxi carrying P; | or a"
-        " small letter: wall to the"
-        " east."
+        "T taxi, P passenger, D destination, S stand, O taxi at P, X taxi carrying P; | or a small"
+        " letter: wall to the east."
     )
     sizes: ClassVar[str] = "seven rows and seven columns"
     where_stands: ClassVar[str] = ""
@@ -516,19 +529,29 @@ def draw(plan: Map, state: int) -> str:
     cells apart.
     """
     view = decode(state, plan.side)
-    taxi, is_drawn = (view.row, view.column), plan is not TAXI_V4
+    taxi = view.row, view.column
+    # Only Taxi-v4 writes a wall between cells; the other maps write it into the cell
+    is_drawn = plan is not TAXI_V4
+    # 1. The marks, each of which covers the ones before it
     marks = dict.fromkeys(plan.stands, "S") if is_drawn else {}
     marks[plan.stands[view.destination]] = "D"
     if view.passenger != ABOARD:
         marks[plan.stands[view.passenger]] = "P"
-    marks[taxi] = "X" if view.passenger == ABOARD else "O" if marks.get(taxi) == "P" else "T"
+    if view.passenger == ABOARD:
+        marks[taxi] = "X"
+    else:
+        marks[taxi] = "O" if marks.get(taxi) == "P" else "T"
+    # 2. The lines
     lines = []
     for row in range(plan.side):
         cells = []
         for column in range(plan.side):
-            mark, walled = marks.get((row, column), "."), (row, column) in plan.walls
-            if is_drawn and walled:
+            mark = marks.get((row, column), ".")
+            has_wall = (row, column) in plan.walls
+            if is_drawn and has_wall:
                 mark = "|" if mark == "." else mark.lower()
-            cells += [mark, "|"] if walled and not is_drawn else [mark]
+            cells.append(mark)
+            if has_wall and not is_drawn:
+                cells.append("|")
         lines.append(" ".join(cells))
     return "\n".join(lines)

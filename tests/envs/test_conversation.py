@@ -67,7 +67,7 @@ def test_anything_else_is_refused_and_nothing_is_executed(text: str, expected: s
     assert "nothing was executed" in refusal.content
     assert result.info == {"refused": parts}
     assert written == Message("assistant", text, action.calls)
-    assert env.spoken == [Message("user", "Where is my order?")]
+    assert env.dialogue == [Message("user", "Where is my order?")]
 
 
 def test_the_agent_sees_everything_and_the_user_only_what_was_said() -> None:
@@ -84,7 +84,7 @@ def test_the_agent_sees_everything_and_the_user_only_what_was_said() -> None:
         Message("assistant", "<think>Shipped.</think> It is on its way."),
         Message("user", "Thanks!"),
     )
-    assert [(message.role, message.content) for message in env.spoken] == [
+    assert [(message.role, message.content) for message in env.dialogue] == [
         ("user", "Where is my order?"),
         ("assistant", "It is on its way."),
         ("user", "Thanks!"),

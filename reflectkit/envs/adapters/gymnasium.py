@@ -34,9 +34,9 @@ ACTIONS = {
 COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 COLOURED = re.compile(r"\x1b\[([\d;]+)m(.*?)\x1b\[0m", re.DOTALL)
 FITS = (
-    "an environment fits if its action space is Discrete and it shows a text: a Text"
-    " observation, or render mode ansi;"
-    " docs/more-environments.md has a wrapper that shows other observations as a text"
+    "an environment fits if its action space is Discrete and it shows a text: a Text observation,"
+    " or render mode ansi; docs/more-environments.md has a wrapper that shows other observations as"
+    " a text"
 )
 RETURNS = {
     "reset": ("reset(self, *, seed=None, options=None)", "(observation, info)"),
@@ -84,8 +84,8 @@ class GameEnv(Choices):
         ]
         if method == "action" and not places:
             raise ConfigError(
-                f"{code_place(self.teacher_type)}: action() returned {actions[0]!r}, which"
-                " is masked"
+                f"{code_place(self.teacher_type)}: action() returned {actions[0]!r}, which is"
+                " masked"
             )
         return places
 
@@ -183,8 +183,7 @@ class GymnasiumGame:
         if not isinstance(meanings, list | tuple | range) or len(meanings) != actions.n:
             raise ConfigError(
                 f"{code_place(type(bare))}: get_action_meanings() of {name} returned"
-                f" {brief(meanings)}; return a list"
-                f" of {actions.n} names"
+                f" {brief(meanings)}; return a list of {actions.n} names"
             )
         self.names = [str(meaning).lower() for meaning in meanings]
 
@@ -225,8 +224,8 @@ class GymnasiumGame:
             fault = f"it returned {brief(returned)}"
         place = code_place(getattr(type(self.env.unwrapped), method))
         raise ConfigError(
-            f"{place}: {method}() of {type(self).__name__}: {fault}; write {form}, and"
-            f" return {values}"
+            f"{place}: {method}() of {type(self).__name__}: {fault}; write {form}, and return"
+            f" {values}"
         )
 
     def _legal(self, info: dict[str, Any]) -> list[str]:
@@ -239,8 +238,8 @@ class GymnasiumGame:
         if np.shape(mask) != (len(self.names),):
             place = code_place(type(self.env.unwrapped))
             raise ConfigError(
-                f"{place}: action_mask is {brief(mask)}; give 0 or 1 for each of"
-                f" {len(self.names)} actions"
+                f"{place}: action_mask is {brief(mask)}; give 0 or 1 for each of {len(self.names)}"
+                " actions"
             )
         return [name for name, legal in zip(self.names, mask, strict=True) if legal]
 
@@ -254,8 +253,8 @@ class GymnasiumGame:
         if not isinstance(rendered, str):
             place = code_place(type(self.env.unwrapped).render)
             raise ConfigError(
-                f"{place}: render() of {type(self).__name__} returned {brief(rendered)};"
-                " return a text"
+                f"{place}: render() of {type(self).__name__} returned {brief(rendered)}; return a"
+                " text"
             )
         shown, plain, notes = rendered.strip("\n"), "", []
         before = 0

@@ -396,8 +396,8 @@ class Server:
         if not settings.run_hub_code:
             raise ConfigError(
                 f"--env openenv:{self.name} runs that hub repository's code on this machine; add"
-                " --run-hub-code to"
-                f" allow it, or play where it is hosted: --env openenv:https://{space}.hf.space"
+                " --run-hub-code to allow it, or play where it is hosted: --env"
+                f" openenv:https://{space}.hf.space"
             )
         try:
             from openenv.core.containers.runtime import LocalDockerProvider

@@ -103,9 +103,8 @@ def settings_of(kind: Callable[..., Any], *without: str, **defaults: Any) -> typ
         elif needed:
             why = "has no type" if hint is parameter.empty else "cannot be a flag"
             raise ConfigError(
-                f"{kind.__name__}: its constructor's argument '{name}' {why}; make it e.g."
-                f" {name}: int, or give it a"
-                " default"
+                f"{kind.__name__}: its constructor's argument '{name}' {why}; make it e.g. {name}:"
+                " int, or give it a default"
             )
     return create_model("Settings", __base__=Config, **fields) if fields else NoSettings
 
@@ -322,8 +321,8 @@ class Choices(Plain):
         if not isinstance(choices, list | tuple) or not (choices or over):
             place = code_place(self.plain_type)
             raise ConfigError(
-                f"{place}: the choices are {brief(choices)}; give a list of texts, or end"
-                " the episode"
+                f"{place}: the choices are {brief(choices)}; give a list of texts, or end the"
+                " episode"
             )
         self._offered: Sequence[Any] = choices
         return Observation((Message("user", text),), tuple(map(str, choices)))
@@ -463,8 +462,7 @@ def _tools(plain: Any) -> tuple[ToolSpec, ...]:
         except ValueError as error:
             place = code_place(getattr(type(plain), name))
             raise ConfigError(
-                f"{place}: {name}() cannot be a tool: {error}; give its arguments type hints,"
-                " and its docstring a"
-                " section Args, or begin its name with _"
+                f"{place}: {name}() cannot be a tool: {error}; give its arguments type hints, and"
+                " its docstring a section Args, or begin its name with _"
             ) from None
     return tuple(tools)

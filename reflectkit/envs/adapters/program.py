@@ -91,8 +91,7 @@ class ProgramSettings(DatasetSettings):
     input: tuple[Path, ...] = option(
         (),
         help="File or folder that the program uses and its command does not name: a change of it"
-        " makes a new run"
-        " (repeat the flag).",
+        " makes a new run (repeat the flag).",
     )
     program_timeout_s: float = option(
         120.0,
@@ -107,8 +106,8 @@ class ProgramSettings(DatasetSettings):
     only_decisions: bool = option(
         False,
         help=(
-            "The program asks for decisions alone, so the policy needs no words: --model tiny"
-            " can learn it."
+            "The program asks for decisions alone, so the policy needs no words: --model tiny can"
+            " learn it."
         ),
     )
 
@@ -342,8 +341,7 @@ class Program(Env):
             return ""
         return (
             f"--env program: not all files that {opaque} uses are known; name them with --input"
-            " FILE, or a change of"
-            " them makes no new run"
+            " FILE, or a change of them makes no new run"
         )
 
     @classmethod
@@ -426,8 +424,8 @@ class Program(Env):
             if found[2] not in values:
                 known = ", ".join(f"{{{name}}}" for name in values)
                 raise ConfigError(
-                    f"--env program: {found[0]} has no value; there are {known}."
-                    f" {{{found[0]}}} is text"
+                    f"--env program: {found[0]} has no value; there are {known}. {{{found[0]}}} is"
+                    " text"
                 )
             value = values[found[2]]
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -31,16 +31,14 @@ class DatasetSettings(Config):
     dataset: str = option(
         "",
         help=f"Problems: a file ({', '.join(FILES)}) or a data set of the hub, NAME or NAME:CONFIG."
-        " Its column"
-        " `prompt` is a text or a list of messages; reward functions get all columns.",
+        " Its column `prompt` is a text or a list of messages; reward functions get all columns.",
         essential=True,
     )
     dataset_split: str = option("train", help="Split of a data set of the hub.")
     reward: tuple[str, ...] = option(
         (),
         help="Reward function in TRL's form, FILE.py:FUNCTION or MODULE:FUNCTION; with a weight,"
-        " FUNCTION=0.5."
-        " Repeatable; the rewards are added.",
+        " FUNCTION=0.5. Repeatable; the rewards are added.",
         essential=True,
     )
 
@@ -72,8 +70,8 @@ class DatasetTasks(Taskset):
         """A problem for each row."""
         if not (self.settings and self.settings.dataset):
             raise ConfigError(
-                f"env '{self.env.name}' needs --dataset, a file ({', '.join(FILES)}) or a"
-                " name on the hub"
+                f"env '{self.env.name}' needs --dataset, a file ({', '.join(FILES)}) or a name on"
+                " the hub"
             )
         rows, first = self._rows(self.settings.dataset), dict[str, str]()
         return [

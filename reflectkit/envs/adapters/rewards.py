@@ -90,9 +90,8 @@ def reward_function(spec: str) -> tuple[str, Any, float]:
     state = inspect.signature(function).parameters.get(TRAINER_STATE)
     if state is not None and state.default is state.empty:
         raise ConfigError(
-            f"{code_place(function)}: reward function {name} asks for {TRAINER_STATE}, which"
-            " only TRL's trainer has;"
-            f" make it optional, {TRAINER_STATE}=None"
+            f"{code_place(function)}: reward function {name} asks for {TRAINER_STATE}, which only"
+            f" TRL's trainer has; make it optional, {TRAINER_STATE}=None"
         )
     return name, function, number
 
@@ -169,9 +168,8 @@ async def score(
         )
         if value is not None and not is_reward(value):
             raise ConfigError(
-                f"{code_place(function)}: reward function {name} returned {brief(returned)} for"
-                " one completion;"
-                " return a list with one number, or None where it does not apply"
+                f"{code_place(function)}: reward function {name} returned {brief(returned)} for one"
+                " completion; return a list with one number, or None where it does not apply"
             )
         values.append(None if value is None else float(value))
         if value is not None:
@@ -256,7 +254,7 @@ def _accepted(
         ) from None
     if "self" in accepted and not inspect.isfunction(function):
         raise ConfigError(
-            f"{code_place(function)}: reward function {name} cannot get the column 'self';"
-            " rename it"
+            f"{code_place(function)}: reward function {name} cannot get the column 'self'; rename"
+            " it"
         )
     return accepted

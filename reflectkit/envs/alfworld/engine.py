@@ -60,8 +60,8 @@ def check_installed() -> None:
 def not_installed(detail: str) -> ConfigError:
     """The error for an engine that cannot be imported."""
     return ConfigError(
-        f"env 'alfworld' needs its engine ({detail}): pip install 'reflectkit[alfworld]'"
-        " (or: make alfworld)"
+        f"env 'alfworld' needs its engine ({detail}): pip install 'reflectkit[alfworld]' (or: make"
+        " alfworld)"
     )
 
 
@@ -226,8 +226,8 @@ def essential(problem: str, objects: Mapping[str, str], facts: Collection[tuple[
     ]
     state = " ".join(f"({' '.join(fact)})" for fact in facts_left)
     return (
-        f"(define (problem rest) (:domain alfred) (:objects {objects_left}) (:init (="
-        f" (total-cost) 0) {state}) {goal}"
+        f"(define (problem rest) (:domain alfred) (:objects {objects_left}) (:init (= (total-cost)"
+        f" 0) {state}) {goal}"
     )
 
 

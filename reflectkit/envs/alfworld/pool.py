@@ -182,8 +182,7 @@ def _start_nursery() -> socket.socket:
     ours, theirs = socket.socketpair()
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; from reflectkit.envs.alfworld.pool import"
-        " run_nursery;"
-        f" run_nursery({theirs.fileno()})"
+        f" run_nursery; run_nursery({theirs.fileno()})"
     )
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with theirs:

@@ -36,34 +36,22 @@ def _set(text: str) -> frozenset[str]:
 
 VERBS = _set(
     "accept add adjust allow append apply ask assert assign attach attempt begin benchmark bind"
-    " block book bring "
-    "build calculate call cancel cast change charge check choose clean clear clone close collect"
-    " combine compare "
-    "compute configure connect construct convert copy count create decide declare decode"
-    " decorate define delete "
-    "describe detect determine disable disallow discard dispatch display divide download draw"
-    " drop dump emit enable "
-    "encode end ensure enter escape estimate evaluate execute exit expand export extend extract"
-    " fetch fill filter "
-    "find finish fix flush format generate get give group handle help hide highlight hold ignore"
-    " implement import "
-    "improve include indicate initialize insert install interrupt invoke join keep limit link"
-    " list load log look make "
-    "manage map mark match measure merge modify mount move normalize notify open order override"
-    " pad parse pass patch "
-    "perform pick plan plot prepare prepend print process produce prompt protect provide put"
-    " query raise read rebuild "
-    "receive record redirect reduce refuse register reject release reload remove render reopen"
-    " replace report "
-    "represent request require reset resolve restart restore resume retrieve return reverse"
-    " rewind run sample save "
-    "scan schedule search select send separate serialize serve set share shorten show simulate"
-    " skip sort split start "
-    "stop store strip subtract suggest sum support swap take tell test throw toggle track"
-    " transform translate trigger "
-    "trim truncate try turn unpack update upgrade upload use validate verify visit wait walk"
-    " warn weigh wrap write "
-    "yield"
+    " block book bring build calculate call cancel cast change charge check choose clean clear"
+    " clone close collect combine compare compute configure connect construct convert copy count"
+    " create decide declare decode decorate define delete describe detect determine disable"
+    " disallow discard dispatch display divide download draw drop dump emit enable encode end"
+    " ensure enter escape estimate evaluate execute exit expand export extend extract fetch fill"
+    " filter find finish fix flush format generate get give group handle help hide highlight hold"
+    " ignore implement import improve include indicate initialize insert install interrupt invoke"
+    " join keep limit link list load log look make manage map mark match measure merge modify mount"
+    " move normalize notify open order override pad parse pass patch perform pick plan plot prepare"
+    " prepend print process produce prompt protect provide put query raise read rebuild receive"
+    " record redirect reduce refuse register reject release reload remove render reopen replace"
+    " report represent request require reset resolve restart restore resume retrieve return reverse"
+    " rewind run sample save scan schedule search select send separate serialize serve set share"
+    " shorten show simulate skip sort split start stop store strip subtract suggest sum support"
+    " swap take tell test throw toggle track transform translate trigger trim truncate try turn"
+    " unpack update upgrade upload use validate verify visit wait walk warn weigh wrap write yield"
 )
 PAST = {
     "begin": "began", "bind": "bound", "bring": "brought", "build": "built", "choose": "chose", "draw": "drew",
@@ -74,8 +62,7 @@ PAST = {
 DOUBLED = _set("cancel drop log map plan plot skip stop strip swap trim wrap")
 FINITE = _set(
     "are aren't can can't cannot could did do does doesn't don't had has have is isn't may might"
-    " must should was were "
-    "will won't would"
+    " must should was were will won't would"
 )
 NOUN_NEXT = _set("and of or that which who whose")
 """Words that follow a noun: the "sum" of "sum of the prices" is none of the verbs."""
@@ -89,8 +76,7 @@ HALVES = _set("and by for from in of on or to with")
 """Words that a name such as `to_dict` or `proxy_manager_for` has something left out at."""
 UNITS = _set(
     "bytes celsius cents cm days degrees eur euros g grams hours kb kg kilos km kwh litres m mb"
-    " metres minutes mm "
-    "months ms pct percent points px seconds tonnes usd watts weeks years"
+    " metres minutes mm months ms pct percent points px seconds tonnes usd watts weeks years"
 )
 
 WHOLE = 5  # words of a sentence; a shorter one has no verb, as "Strict timeouts."
@@ -300,8 +286,8 @@ FENCED = re.compile(r"^ {0,3}(```|~~~).*?^ {0,3}\1[^\n]*$", re.MULTILINE | re.DO
 """Code in Markdown, whose comments are no headings."""
 PYTHON_DEFINITION = re.compile(r"^\s*(?:async\s+)?(?:def|class)\s+(?P<name>[A-Za-z]\w*)")
 KEYWORDS = _set(
-    "if for while switch return else catch foreach using sizeof case do throw new range"
-    " defer go select"
+    "if for while switch return else catch foreach using sizeof case do throw new range defer go"
+    " select"
 )
 NOTES_OF = _set("changelog changes history news releases whatsnew")
 """Names of release notes."""

@@ -19,8 +19,8 @@ from reflectkit.seeding import generator
 from reflectkit.types import Task
 
 PEOPLE = str.split(
-    "Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Karin Leo Marta Nils Olga Paul"
-    " Rosa Simon Tilda Viktor"
+    "Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Karin Leo Marta Nils Olga Paul Rosa Simon"
+    " Tilda Viktor"
 )
 VALUES = {
     "city": str.split(

@@ -39,9 +39,8 @@ SUMMARY = (
     " asks for from them."
 )
 LABELS = (
-    "The notes say what each label means, with examples. Classify what the user gives you by"
-    " them. Labels are numbers;"
-    " end with the label alone in \\boxed{}."
+    "The notes say what each label means, with examples. Classify what the user gives you by them."
+    " Labels are numbers; end with the label alone in \\boxed{}."
 )
 BOOK = (
     "The notes are about a book. Answer the question about it as briefly as you can, with the"
@@ -52,8 +51,8 @@ EVENTS = (
 )
 CHOICE = "Choose one of the options, and end with its letter alone in \\boxed{}."
 FILMS = (
-    "Recommend ten titles that suit the conversation, as a numbered list with the best first,"
-    " and nothing else."
+    "Recommend ten titles that suit the conversation, as a numbered list with the best first, and"
+    " nothing else."
 )
 ROWS_AT_ONCE = 64
 

@@ -372,12 +372,10 @@ class Support(ConversationEnv):
     settings: SupportSettings
     rules: ClassVar[str] = (
         "Goal: do what the user of an online shop wants, as far as the policy allows.\n"
-        f"{POLICY}"
-        "Actions: one tool call, or one reply to the user, in each turn.\n"
+        f"{POLICY}Actions: one tool call, or one reply to the user, in each turn.\n"
         "End: the episode ends when the user says goodbye, or when a colleague takes over.\n"
-        "Reward: 1 if the records end up as they should, the user was told what they need to"
-        " know, and the rules were"
-        " followed, else 0."
+        "Reward: 1 if the records end up as they should, the user was told what they need to know,"
+        " and the rules were followed, else 0."
     )
 
     def _begin(self, task: Task, seed: int) -> str:
@@ -388,8 +386,8 @@ class Support(ConversationEnv):
             raise DataError(
                 task.id,
                 (
-                    "was made for another database than its seed gives; make the tasks again"
-                    " with `gen-task`"
+                    "was made for another database than its seed gives; make the tasks again with"
+                    " `gen-task`"
                 ),
             )
         if content.customer not in database.tables["customers"]:
@@ -438,7 +436,7 @@ class Support(ConversationEnv):
         agreed = self.persona.confirmed
         if self.user is not None:
             agreed = agrees(
-                heard([message.content for message in self.spoken if message.role == "user"][-1])
+                heard([message.content for message in self.dialogue if message.role == "user"][-1])
             )
         if done and self.conduct.saw(call, agreed):
             self.persona.acted = True
@@ -450,7 +448,7 @@ class Support(ConversationEnv):
         replies = self.persona.replies
         if self.user is not None:  # has no script: all that was said counts for each request
             said = [
-                heard(message.content) for message in self.spoken if message.role == "assistant"
+                heard(message.content) for message in self.dialogue if message.role == "assistant"
             ]
             replies = [said] * len(self._requests)
         missing_facts = untold(self._requests, replies)

@@ -17,18 +17,14 @@ from reflectkit.seeding import generator
 Record = dict[str, Any]
 
 FIRST = str.split(
-    "Ada Amir Anna Ben Carla Chen Dana David Elif Emma Eric Fatima Felix Grace Hana Hugo Ida"
-    " Ines Ivan Jana Jonas Julia"
-    " Kemal Lara Leon Lina Luca Maja Marc Mia Nadia Nils Nina Noah Olga Omar Paula Petra Rosa"
-    " Sami Sara Simon Sofia"
-    " Tara Theo Tom Vera Yara Zoe"
+    "Ada Amir Anna Ben Carla Chen Dana David Elif Emma Eric Fatima Felix Grace Hana Hugo Ida Ines"
+    " Ivan Jana Jonas Julia Kemal Lara Leon Lina Luca Maja Marc Mia Nadia Nils Nina Noah Olga Omar"
+    " Paula Petra Rosa Sami Sara Simon Sofia Tara Theo Tom Vera Yara Zoe"
 )
 LAST = str.split(
-    "Adler Bauer Berg Blum Cohen Costa Diaz Egger Fischer Frei Gomez Haas Huber Ito Jansen"
-    " Keller Khan Klein Kovac Lang"
-    " Lopez Maier Meyer Moser Nowak Olsen Park Peters Rossi Roth Sato Schmid Silva Singh Stern"
-    " Suter Tanaka Vogel"
-    " Wagner Weber Wolf Wong Yilmaz Zhang"
+    "Adler Bauer Berg Blum Cohen Costa Diaz Egger Fischer Frei Gomez Haas Huber Ito Jansen Keller"
+    " Khan Klein Kovac Lang Lopez Maier Meyer Moser Nowak Olsen Park Peters Rossi Roth Sato Schmid"
+    " Silva Singh Stern Suter Tanaka Vogel Wagner Weber Wolf Wong Yilmaz Zhang"
 )
 STREETS = str.split(
     "Birch Cedar Elm Garden Harbor Hill Lake Maple Market Mill Oak Park River School Station Willow"

@@ -60,14 +60,13 @@ class TauSettings(UserSettings):
     user: str = option(
         NOBODY,
         help="The model that plays the user: openai:MODEL, azure:DEPLOYMENT or local:MODEL; none:"
-        " nobody answers, for"
-        " the oracle.",
+        " nobody answers, for the oracle.",
     )
     several_calls: Literal["refuse", "first"] = option(
         FIRST,
         help="What several calls in one turn do: first (the first is carried out, and the others are"
-        " passed over, as by"
-        " the benchmark's own agent) or refuse (none is, and the agent is told why).",
+        " passed over, as by the benchmark's own agent) or refuse (none is, and the agent is told"
+        " why).",
     )
 
 
@@ -184,8 +183,7 @@ class Tau(ConversationEnv):
             raise DataError(
                 task.id,
                 f"the installed tau_bench has another task {place.index} {where}; list the tasks"
-                " again with `reflectkit"
-                " gen-task --env tau`",
+                " again with `reflectkit gen-task --env tau`",
                 field="data.digest",
             )
         self._domain = package.domain(self._place.domain)
@@ -201,8 +199,8 @@ class Tau(ConversationEnv):
         if self.user is None and isinstance(meaning, str) and meaning != self.closing:
             raise ConfigError(
                 "env 'tau' needs a user for replies; give --user openai:MODEL, or --user"
-                " local:MODEL with --user-url"
-                " http://localhost:1234/v1 (without one only --policy oracle can be played)"
+                " local:MODEL with --user-url http://localhost:1234/v1 (without one only --policy"
+                " oracle can be played)"
             )
         right = self.right_call
         is_right = isinstance(meaning, str) if right is None else meaning == right
@@ -226,7 +224,7 @@ class Tau(ConversationEnv):
         changes = self._domain.database.changes(self._tables)
         expected = package.expected(place.domain, place.split, place.index)
         wrong, missing, forbidden = changes.verdict(expected)
-        said = [message.content for message in self.spoken if message.role == "assistant"]
+        said = [message.content for message in self.dialogue if message.role == "assistant"]
         replies = [reply.lower().replace(",", "") for reply in said]
         untold = [
             text
