@@ -115,16 +115,16 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
             )
             progress.news(f"{told}; delete what is not wanted")
         for result in kept:
-            if result.dropped_code and not result.kept_code:
+            if result.code_drop and not result.code_files:
                 progress.news(
                     f"warning: {result.name}: none of its code was kept, e.g. not"
-                    f" {result.dropped_code}"
+                    f" {result.code_drop}"
                 )
         rows = [
             (
                 result.name,
-                str(result.kept),
-                str(result.dropped.total()),
+                str(result.files),
+                str(result.counts_by_reason.total()),
                 f"{result.bytes / 1024:.1f}",
                 f"{result.share:.0%}",
                 result.why_not or result.main_reason,
@@ -132,7 +132,7 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
             for result in results
         ]
         heads = ("repository", "kept", "dropped", "KiB", "share of text", "not kept because")
-        dropped = sum((result.dropped for result in results), Counter[str]())
+        dropped = sum((result.counts_by_reason for result in results), Counter[str]())
         first = {
             reason: path for result in reversed(results) for reason, path in result.examples.items()
         }
@@ -145,16 +145,16 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
         ]
         figures = {
             "repositories": len(kept),
-            "kept": sum(result.kept for result in kept),
+            "kept": sum(result.files for result in kept),
             "dropped": dict(sorted(dropped.items())),
             "left_out": left_out,
             "by_repository": {
                 result.name: {
-                    "kept": result.kept,
+                    "kept": result.files,
                     "bytes": result.bytes,
                     "share": result.share,
-                    "dropped_bytes": dict(sorted(result.dropped_bytes.items())),
-                    "dropped": dict(sorted(result.dropped.items())),
+                    "dropped_bytes": dict(sorted(result.bytes_by_reason.items())),
+                    "dropped": dict(sorted(result.counts_by_reason.items())),
                     "first": dict(sorted(result.examples.items())),
                 }
                 for result in kept

@@ -105,7 +105,11 @@ def env_class(name: str | type) -> type[Env]:
         value: Any = resolve("scheme", scheme, SCHEMES)(rest)
     else:
         value = resolve(
-            "env", name, ENVS, PLUGINS, lambda kind: callable(getattr(kind, "reset", None))
+            "env",
+            name,
+            ENVS,
+            PLUGINS,
+            lambda kind: callable(getattr(kind, "reset", None)),
         )
     if not isinstance(value, type):
         raise ConfigError(f"{name} is {value!r:.60}, and no class; name the class of an env")

@@ -62,7 +62,11 @@ class Refusal:
     parts: int = 1
 
 
-def read_action(use: ToolUse, *, first: bool = False) -> ToolCall | str | Refusal:
+def read_action(
+    use: ToolUse,
+    *,
+    first: bool = False,
+) -> ToolCall | str | Refusal:
     """What the agent does: a call, or the words that the user hears. first: of several calls
     without an error, the first one counts.
     """
@@ -128,7 +132,9 @@ class UserSettings(Config):
         None, help="The server of the user's model; for local: http://localhost:1234/v1."
     )
     user_max_usd: float | None = option(
-        None, help="The most that the user's model may cost, in US dollars.", gt=0
+        None,
+        help="The most that the user's model may cost, in US dollars.",
+        gt=0,
     )
 
 
@@ -174,7 +180,11 @@ class ConversationEnv(Env):
         self._steps, self.mark, self._seed = 0, "", 0
         self._first = getattr(self.settings, "several_calls", REFUSE) == FIRST
 
-    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
+    def reset(
+        self,
+        task: Task,
+        seed: int,
+    ) -> Observation | Awaitable[Observation]:
         """Begin `task`. The observation is awaitable if the user's words are.
 
         Raises DataError: another env's task, or a level or data that this env does not know.
@@ -238,7 +248,13 @@ class ConversationEnv(Env):
         self._hear(turn)
         return self._result({}, is_over=turn.over)
 
-    def _need(self, method: str, fits: bool, returned: object, form: str) -> None:
+    def _need(
+        self,
+        method: str,
+        fits: bool,
+        returned: object,
+        form: str,
+    ) -> None:
         """Raises ConfigError unless what the subclass's `method` returned `fits`."""
         if not fits:
             raise ConfigError(
@@ -257,7 +273,11 @@ class ConversationEnv(Env):
             info |= verdict[1]
         return StepResult(self._observe(), reward, is_over, info=info)
 
-    def _asked(self, user: User, instructions: str) -> UserTurn | Awaitable[UserTurn]:
+    def _asked(
+        self,
+        user: User,
+        instructions: str,
+    ) -> UserTurn | Awaitable[UserTurn]:
         """What `user`, who plays by `instructions`, says next."""
         return user.say(instructions, tuple(self.dialogue), derive(self._seed, "user", self._steps))
 

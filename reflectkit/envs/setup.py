@@ -57,7 +57,9 @@ class EnvConfig(Config):
 
     name: str = option(help=ENV_HELP, name="env")
     settings: Any = chosen_by(
-        "name", settings=lambda name: env_class(name).Settings, names=lambda: ENVS
+        "name",
+        settings=lambda name: env_class(name).Settings,
+        names=lambda: ENVS,
     )
     shuffle_action: bool = option(
         False, help="Shuffle the order of the actions, and therefore their labels, at each step."
@@ -117,7 +119,11 @@ class PlugInConfig(Config):
     def setup(self) -> EnvSetup:
         """The environment."""
         return EnvSetup(
-            self.env.name, self.data_dir, self.env.settings, self.env.shuffle_action, self.horizon
+            self.env.name,
+            self.data_dir,
+            self.env.settings,
+            self.env.shuffle_action,
+            self.horizon,
         )
 
 
@@ -157,7 +163,11 @@ class EnvSetup:
 
     @classmethod
     def of(
-        cls, env: EnvConfig, run: RunConfig, horizon: int = 0, chat: ChatConfig | None = None
+        cls,
+        env: EnvConfig,
+        run: RunConfig,
+        horizon: int = 0,
+        chat: ChatConfig | None = None,
     ) -> EnvSetup:
         """The environment of a command with these settings."""
         limits = (chat.timeout_s, chat.concurrency, chat.max_answer_tokens) if chat else ()
@@ -273,7 +283,11 @@ class EnvSetup:
             arguments.pop(f"{setting.name}_max_usd", None)
             arguments[setting.name] = self._asker_of(setting)
         return maker(
-            self.env, horizon, shuffle=self.shuffle_action, data_folder=self.env_folder, **arguments
+            self.env,
+            horizon,
+            shuffle=self.shuffle_action,
+            data_folder=self.env_folder,
+            **arguments,
         )
 
     def asked(self, progress: Progress) -> dict[str, dict[str, float]]:
@@ -363,7 +377,12 @@ def chat_settings(settings: Any) -> list[ChatSetting]:
     return models
 
 
-def refuse_uncounted(env: EnvConfig, *, dry_run: bool, max_cost_usd: float | None) -> None:
+def refuse_uncounted(
+    env: EnvConfig,
+    *,
+    dry_run: bool,
+    max_cost_usd: float | None,
+) -> None:
     """Raises ConfigError where a budget or a forecast is wanted, and the env asks a chat model of
     its own, as neither counts that.
     """
@@ -392,7 +411,11 @@ def check_level(env: str, level: str) -> None:
 
 
 def at_level(
-    env: str, tasks: list[Task], level: str, path: Path, option: str = "--level"
+    env: str,
+    tasks: list[Task],
+    level: str,
+    path: Path,
+    option: str = "--level",
 ) -> list[Task]:
     """`tasks` as problems of `level`, each once. Raises DataError if there are none, or one cannot
     be played at any level. option: the flag that chooses another level.

@@ -73,7 +73,9 @@ SET_DOWN = (
 
 MOST_STEPS = (3, 7, 15)
 STEPS_LEFT = StateQuestion(
-    "steps left", "How many steps are left?", ("1 to 3", "4 to 7", "8 to 15", "16 or more")
+    "steps left",
+    "How many steps are left?",
+    ("1 to 3", "4 to 7", "8 to 15", "16 or more"),
 )
 Cell = tuple[int, int]
 """Row and column, from 0 in the north and the west."""
@@ -119,7 +121,12 @@ class Map:
     Transitions are by state (S) and action (6).
     """
 
-    def __init__(self, side: int, stands: tuple[Cell, ...], walls: frozenset[Cell]) -> None:
+    def __init__(
+        self,
+        side: int,
+        stands: tuple[Cell, ...],
+        walls: frozenset[Cell],
+    ) -> None:
         self.side, self.stands, self.walls = side, stands, walls
         self.states = side * side * (STANDS + 1) * STANDS
 
@@ -210,7 +217,9 @@ class Map:
 
 
 TAXI_V4 = Map(
-    5, ((0, 0), (0, 4), (4, 0), (4, 3)), frozenset({(0, 1), (1, 1), (3, 0), (3, 2), (4, 0), (4, 2)})
+    5,
+    ((0, 0), (0, 4), (4, 0), (4, 3)),
+    frozenset({(0, 1), (1, 1), (3, 0), (3, 2), (4, 0), (4, 2)}),
 )
 
 

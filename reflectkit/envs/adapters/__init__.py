@@ -30,5 +30,7 @@ def env_type(base: type[Env], title: str, **attributes: Any) -> type[Env]:
     """
     name = re.sub(r"[^\w.]+", "-", title).strip("-")
     return type(
-        name, (base,), attributes | {"__doc__": base.__doc__, "__module__": base.__module__}
+        name,
+        (base,),
+        attributes | {"__doc__": base.__doc__, "__module__": base.__module__},
     )

@@ -44,7 +44,11 @@ class CommandFiles:
     the command runs whose own files cannot be known, as people call it.
     """
 
-    def __init__(self, words: Sequence[str], python_path: Sequence[Path] = ()) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        python_path: Sequence[Path] = (),
+    ) -> None:
         here = Path.cwd()
         self.opaque: list[str] = []
         self._named: list[Path] = []
@@ -67,7 +71,13 @@ class CommandFiles:
         self.opaque += [str(from_here(path)) for path in imported if _looks_elsewhere(path)]
         self.files = sorted({*self._named, *imported})
 
-    def _read(self, words: Sequence[str], folders: Sequence[Path], *, code: bool = False) -> None:
+    def _read(
+        self,
+        words: Sequence[str],
+        folders: Sequence[Path],
+        *,
+        code: bool = False,
+    ) -> None:
         """Note the files that `words` name, relative to one of the `folders`. code: only those that
         can be run.
         """
@@ -111,7 +121,13 @@ class CommandFiles:
                 self._read(_words(rest.pop(0)), folders, code=True)
                 return
 
-    def _name(self, word: str, folders: Sequence[Path], *, code: bool = False) -> bool:
+    def _name(
+        self,
+        word: str,
+        folders: Sequence[Path],
+        *,
+        code: bool = False,
+    ) -> bool:
         """Note the file that `word` names. Returns whether it names one."""
         name, names_file = SHELL_FOLDER.sub("", word), False
         for folder in folders if name else ():

@@ -59,7 +59,12 @@ class LabelledTasks(Taskset):
         """The state."""
         return json.dumps(task.data.get("state"))
 
-    def input_files(self, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
+    def input_files(
+        self,
+        settings: Any,
+        folder: Path,
+        tasks: Sequence[Task],
+    ) -> list[Path]:
         """The file."""
         return [Path(settings.dataset)]
 

@@ -215,7 +215,11 @@ class Conversations:
         self._answers: OrderedDict[Any, deque[tuple[int, EndpointAnswer]]] = OrderedDict()
         self._calls = 0
 
-    def _find(self, message: _Message, before: Sequence[Message]) -> EndpointAnswer | None:
+    def _find(
+        self,
+        message: _Message,
+        before: Sequence[Message],
+    ) -> EndpointAnswer | None:
         """The answer that `message` repeats; of several that look the same, the one to the messages
         `before` it, or else the newest.
         """
@@ -271,7 +275,11 @@ class Conversations:
             bool((asked.stream_options or {}).get("include_usage")),
         )
 
-    def message(self, request: ChatRequest, answer: EndpointAnswer) -> dict[str, Any]:
+    def message(
+        self,
+        request: ChatRequest,
+        answer: EndpointAnswer,
+    ) -> dict[str, Any]:
         """The answer as the program sees it; kept, so that it is known when the program repeats it."""
         text, calls = spoken(answer.action.text), []
         for call in answer.action.calls:
@@ -348,7 +356,9 @@ def _tools(asked: _Request) -> tuple[ToolSpec, ...]:
     functions = [tool.function for tool in asked.tools or ()]
     specs = {
         each.name: ToolSpec(
-            each.name, each.description or "", json_schema(each.parameters or {"type": "object"})
+            each.name,
+            each.description or "",
+            json_schema(each.parameters or {"type": "object"}),
         )
         for each in functions
     }
@@ -366,7 +376,11 @@ def _tools(asked: _Request) -> tuple[ToolSpec, ...]:
     return (specs[asked.tool_choice.function.name],)
 
 
-async def _chunks(completion: dict[str, Any], *, usage: bool) -> AsyncIterator[str]:
+async def _chunks(
+    completion: dict[str, Any],
+    *,
+    usage: bool,
+) -> AsyncIterator[str]:
     """The events of a stream. An answer is streamed when it is complete, as its calls are read from
     all of it.
     """
@@ -539,7 +553,9 @@ class Guard:
             await refusal(scope, receive, send)
         else:
             refusal = _refusal(
-                "a web page may ask only with the server's token", 403, kind="permission_error"
+                "a web page may ask only with the server's token",
+                403,
+                kind="permission_error",
             )
             await refusal(scope, receive, send)
 
@@ -573,7 +589,9 @@ async def _body(request: Request) -> bytes:
             body.clear()
     if size > LARGEST_BODY:
         raise RequestError(
-            f"a request has at most {LARGEST_BODY:,} bytes", 413, kind="request_too_large"
+            f"a request has at most {LARGEST_BODY:,} bytes",
+            413,
+            kind="request_too_large",
         )
     return bytes(body)
 

@@ -202,7 +202,12 @@ class GymnasiumGame:
             info = {}  # Gymnasium's own games tell probabilities there, no results
         return self._text(seen), reward, terminated, truncated, info
 
-    def _returned(self, method: str, *arguments: Any, **named: Any) -> tuple[Any, ...]:
+    def _returned(
+        self,
+        method: str,
+        *arguments: Any,
+        **named: Any,
+    ) -> tuple[Any, ...]:
         """What `method` of the game returns. Raises ConfigError unless it has the form in RETURNS,
         whether it is found here or by Gymnasium's own wrappers.
         """

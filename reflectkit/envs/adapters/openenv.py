@@ -46,7 +46,10 @@ class OpenEnvSettings(Config):
     """Settings of an OpenEnv server's environment."""
 
     server_timeout_s: float = option(
-        60.0, help="Seconds to wait for a server's answer.", gt=0, identity=False
+        60.0,
+        help="Seconds to wait for a server's answer.",
+        gt=0,
+        identity=False,
     )
     run_hub_code: bool = option(
         False,
@@ -126,7 +129,9 @@ def tools_of(listed: Any, where: str) -> Actions:
                 f"{where} lists the tool {name!r}, but {why}; rename it in the server"
             )
         tools[name] = ToolSpec(
-            name, str(entry.get("description") or ""), {"properties": {}} | schema
+            name,
+            str(entry.get("description") or ""),
+            {"properties": {}} | schema,
         )
         check_call(ToolCall(name, {}), [tools[name]])  # raises for what is no JSON schema
     if not tools:
@@ -249,7 +254,11 @@ class Server:
         raise EnvironmentFailure(f"the episode ended while it waited for a session of {self.url}")
 
     def ask(
-        self, session: Any, kind: str, data: Mapping[str, Any], settings: OpenEnvSettings
+        self,
+        session: Any,
+        kind: str,
+        data: Mapping[str, Any],
+        settings: OpenEnvSettings,
     ) -> dict[str, Any]:
         """The server's answer, with `observation`, `reward` and `done`. Raises Full,
         EnvironmentFailure.
@@ -303,7 +312,12 @@ class Server:
                 )
         return value
 
-    def _receive(self, session: Any, kind: str, settings: OpenEnvSettings) -> Any:
+    def _receive(
+        self,
+        session: Any,
+        kind: str,
+        settings: OpenEnvSettings,
+    ) -> Any:
         """The next message, without keys. Raises EnvironmentFailure."""
         from websockets.exceptions import ConnectionClosed
 
@@ -442,7 +456,10 @@ class OpenEnv(Env):
         self._actions = self.server.actions(self.settings)
         arguments = {"seed": seed % 2**31} | task.data
         self._session, answer = self.server.begin(
-            "reset", arguments, self.settings, lambda: self._closed
+            "reset",
+            arguments,
+            self.settings,
+            lambda: self._closed,
         )
         if self._closed or answer["done"]:
             self.release()
@@ -537,7 +554,10 @@ def env_of(name: str) -> type[Env]:
         )
     if "://" in name:
         check_address(
-            "--env openenv:URL", re.sub("^ws", "http", name), KEY, "openenv:http://localhost:8000"
+            "--env openenv:URL",
+            re.sub("^ws", "http", name),
+            KEY,
+            "openenv:http://localhost:8000",
         )
     return env_type(OpenEnv, f"openenv-{name}", server=Server(name))
 

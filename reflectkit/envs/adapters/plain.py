@@ -66,7 +66,11 @@ def env_of_class(kind: type) -> type[Env]:
     return wrapped(Tools, kind, settings)
 
 
-def wrapped(base: type[Plain], kind: type, settings: type[Config]) -> type[Env]:
+def wrapped(
+    base: type[Plain],
+    kind: type,
+    settings: type[Config],
+) -> type[Env]:
     """`kind` as an env of form `base`."""
     kept = ("name", "rules", "teacher_type", "__doc__", "__module__")
     own = {key: getattr(kind, key) for key in kept if getattr(kind, key, None)}
@@ -75,7 +79,11 @@ def wrapped(base: type[Plain], kind: type, settings: type[Config]) -> type[Env]:
     return type(kind.__name__, (base,), own | limits | {"plain_type": kind, "Settings": settings})
 
 
-def settings_of(kind: Callable[..., Any], *without: str, **defaults: Any) -> type[Config]:
+def settings_of(
+    kind: Callable[..., Any],
+    *without: str,
+    **defaults: Any,
+) -> type[Config]:
     """The arguments of a constructor that are of simple types, as settings; `defaults` replace its
     own. Raises ConfigError for one of another type without a default.
     """
@@ -207,7 +215,12 @@ class Plain(Env):
             called = ", ".join([*map(repr, given), *named]) or "no arguments"
             raise ConfigError(f"{code_place(own)}: {error}; it is called with {called}") from None
 
-    def _wrong(self, method: str, returned: object, wanted: str) -> ConfigError:
+    def _wrong(
+        self,
+        method: str,
+        returned: object,
+        wanted: str,
+    ) -> ConfigError:
         place = code_place(getattr(type(self.written), method))
         return ConfigError(
             f"{place}: {method}() of {self.plain_type.__name__} returned {brief(returned)};"
@@ -229,7 +242,11 @@ class Choices(Plain):
     numbers in it are figures.
     """
 
-    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
+    def reset(
+        self,
+        task: Task,
+        seed: int,
+    ) -> Observation | Awaitable[Observation]:
         """Begin the problem."""
         seed, self._gained = self._begin(task, seed), False
         parameters = inspect.signature(self.plain.reset).parameters
@@ -261,12 +278,16 @@ class Choices(Plain):
         truncated = more[0] if more else False
         if not is_reward(reward):
             raise self._wrong(
-                "step", returned, f"its reward is {brief(reward)}; return a finite number"
+                "step",
+                returned,
+                f"its reward is {brief(reward)}; return a finite number",
             )
         for flag in (terminated, truncated):
             if not is_flag(flag):
                 raise self._wrong(
-                    "step", returned, f"whether it is done is {brief(flag)}; return True or False"
+                    "step",
+                    returned,
+                    f"whether it is done is {brief(flag)}; return True or False",
                 )
         if not isinstance(info, dict):
             raise self._wrong(
@@ -296,7 +317,11 @@ class Choices(Plain):
             told,
         )
 
-    def _figures(self, returned: Any, info: dict[Any, Any]) -> dict[str, float]:
+    def _figures(
+        self,
+        returned: Any,
+        info: dict[Any, Any],
+    ) -> dict[str, float]:
         """The numbers in what `step` returned last, except what has another meaning."""
         figures = {}
         for name, value in info.items():
@@ -308,12 +333,19 @@ class Choices(Plain):
                 continue
             if not is_reward(value):
                 raise self._wrong(
-                    "step", returned, f"its '{name}' is {brief(value)}; return a finite number"
+                    "step",
+                    returned,
+                    f"its '{name}' is {brief(value)}; return a finite number",
                 )
             figures[name] = float(value)
         return figures
 
-    def _observe(self, method: str, text: object, over: bool = False) -> Observation:
+    def _observe(
+        self,
+        method: str,
+        text: object,
+        over: bool = False,
+    ) -> Observation:
         if not isinstance(text, str):
             raise self._wrong(method, text, "its observation must be a text")
         choices = self.plain.choices
@@ -421,7 +453,9 @@ class Tools(Plain):
                     value = await value if inspect.isawaitable(value) else value
                     if value is not None and not is_reward(value):
                         raise self._wrong(
-                            "get_reward", value, "return a number, or None where it does not apply"
+                            "get_reward",
+                            value,
+                            "return a number, or None where it does not apply",
                         )
                     own = [None if value is None else float(value)]
                 messages = chat_messages(self._messages)

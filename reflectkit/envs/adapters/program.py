@@ -101,7 +101,9 @@ class ProgramSettings(DatasetSettings):
         gt=0,
     )
     program_memory_mb: int = option(
-        0, help="Address space of the program in MB; 0: no limit.", ge=0
+        0,
+        help="Address space of the program in MB; 0: no limit.",
+        ge=0,
     )
     only_decisions: bool = option(
         False,
@@ -190,7 +192,11 @@ class _Run:
         self._decided += 1
         return request.response(answers, Usage(), f"decision-{self._decided}")
 
-    async def _ask(self, observation: Observation, request: ChatRequest | None = None) -> Any:
+    async def _ask(
+        self,
+        observation: Observation,
+        request: ChatRequest | None = None,
+    ) -> Any:
         if self.closed:
             raise RequestError(CLOSED, 410)
         pending = _Pending(observation, asyncio.get_running_loop().create_future(), request)
@@ -207,13 +213,21 @@ class _Run:
             raise RequestError("this episode has its reward", 409)
         self.posted = value
 
-    async def start(self, command: list[str], environment: Mapping[str, str], memory: int) -> None:
+    async def start(
+        self,
+        command: list[str],
+        environment: Mapping[str, str],
+        memory: int,
+    ) -> None:
         """Start the program. Raises ConfigError if no process can be started."""
         pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
         supervised = (sys.executable, "-I", "-S", SUPERVISOR, str(memory), *command)
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *supervised, env=environment, start_new_session=True, **pipes
+                *supervised,
+                env=environment,
+                start_new_session=True,
+                **pipes,
             )
         except OSError as error:
             raise ConfigError(

@@ -112,7 +112,12 @@ class DatasetTasks(Taskset):
                 raise DataError(dataset, f"{holds}; store text, numbers, lists or objects there")
         return data.rows
 
-    def input_files(self, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
+    def input_files(
+        self,
+        settings: Any,
+        folder: Path,
+        tasks: Sequence[Task],
+    ) -> list[Path]:
         """The data set's file, and the code of the rewards."""
         data = [Path(settings.dataset)] if settings.dataset.endswith(FILES) else []
         rewards = getattr(settings, "reward", ())

@@ -226,7 +226,10 @@ def _bytes(completion: Any) -> list[int]:
 
 
 def _accepted(
-    name: str, function: Any, arguments: Mapping[str, Any], optional: tuple[list[int], Any, Any]
+    name: str,
+    function: Any,
+    arguments: Mapping[str, Any],
+    optional: tuple[list[int], Any, Any],
 ) -> dict[str, Any]:
     """`arguments`, and the optional ones that `function` takes. Raises ConfigError for others than
     these.

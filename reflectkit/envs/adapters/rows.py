@@ -138,7 +138,9 @@ def _read_csv(path: Path) -> Iterator[dict[str, str]]:
             if len(cells) != len(columns):
                 counts = f"row {number} has {len(cells)} columns, and the header {len(columns)}"
                 raise DataError(
-                    path, f"{counts}; put texts with {delimiter!r} into quotes", line=lines.line_num
+                    path,
+                    f"{counts}; put texts with {delimiter!r} into quotes",
+                    line=lines.line_num,
                 )
             yield dict(zip(columns, cells, strict=True))
     except csv.Error as error:

@@ -29,7 +29,9 @@ class SkyRLSettings(Config):
     """Settings of an environment of skyrl-gym."""
 
     dataset: str = option(
-        "", help=f"The rows: a file ({', '.join(FILES)}) or a data set of the hub.", essential=True
+        "",
+        help=f"The rows: a file ({', '.join(FILES)}) or a data set of the hub.",
+        essential=True,
     )
     dataset_split: str = option("train", help="Split of a data set of the hub.")
     skyrl_config: str = option(
@@ -141,7 +143,9 @@ def maker(name: str) -> Any:
             f"skyrl-gym has no environment {own!r}; it has {', '.join(sorted(registry))}"
         )
     return lambda settings, row: skyrl_gym.make(
-        own, env_config=OmegaConf.create(settings), extras=row
+        own,
+        env_config=OmegaConf.create(settings),
+        extras=row,
     )
 
 

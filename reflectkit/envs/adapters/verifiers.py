@@ -176,7 +176,12 @@ class Verifiers(Env):
         toolset.register(server)
         return server
 
-    def _add(self, message: Any, use: ToolUse | None = None, name: str = "") -> None:
+    def _add(
+        self,
+        message: Any,
+        use: ToolUse | None = None,
+        name: str = "",
+    ) -> None:
         """Add to the trace, and to what the policy sees."""
         from verifiers.v1.graph import MessageNode
         from verifiers.v1.types import content_text
@@ -184,7 +189,9 @@ class Verifiers(Env):
         nodes = self._trace.nodes
         nodes.append(
             MessageNode(
-                parent=len(nodes) - 1 if nodes else None, message=message, sampled=use is not None
+                parent=len(nodes) - 1 if nodes else None,
+                message=message,
+                sampled=use is not None,
             )
         )
         text, calls = (use.text, use.calls) if use else (content_text(message.content), ())

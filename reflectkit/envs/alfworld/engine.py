@@ -182,7 +182,11 @@ class Game:
         )
 
 
-def essential(problem: str, objects: Mapping[str, str], facts: Collection[tuple[str, ...]]) -> str:
+def essential(
+    problem: str,
+    objects: Mapping[str, str],
+    facts: Collection[tuple[str, ...]],
+) -> str:
     """PDDL of the rest of `problem` from the state given by `facts`, reduced to the relevant
     objects.
 

@@ -106,7 +106,12 @@ class GameTasks(Taskset):
         """Kitchens, living rooms, bedrooms and bathrooms."""
         return room_kind(room)
 
-    def input_files(self, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
+    def input_files(
+        self,
+        settings: Any,
+        folder: Path,
+        tasks: Sequence[Task],
+    ) -> list[Path]:
         """The games."""
         games = (
             inside(settings.games_dir or folder / FOLDER, task.data.get("game")) for task in tasks
@@ -213,7 +218,11 @@ class Alfworld(Env):
     """Seconds for an engine to load a game, including the planner's first plan."""
     step_seconds: ClassVar[float] = 60.0
 
-    def __init__(self, games_dir: Path | str | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        games_dir: Path | str | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(games_dir=games_dir, **settings)
         check_installed()
         self.engine: Engine | None = None

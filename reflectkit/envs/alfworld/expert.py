@@ -192,7 +192,12 @@ LIGHT = ("Look at it under {lamp}.", "It must be seen under {lamp}.")
 SECOND = ("One {kind} is in place, one is left.", "One more {kind} is needed.")
 
 
-def write_comment(belief: Belief, goal: Goal, mistaken: bool, generator: random.Random) -> str:
+def write_comment(
+    belief: Belief,
+    goal: Goal,
+    mistaken: bool,
+    generator: random.Random,
+) -> str:
     """A comment on a state, in one line. mistaken: whether the last command was a mistake."""
 
     def say(wordings: Sequence[str], **names: str) -> str:

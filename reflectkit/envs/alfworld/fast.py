@@ -47,7 +47,12 @@ def memoised(shared: Path | None = None) -> Iterator[None]:
     )
     open_library = fast_downward.load_lib
 
-    def pddl2sas(domain: str, problem: str, verbose: bool = False, optimize: bool = False) -> Any:
+    def pddl2sas(
+        domain: str,
+        problem: str,
+        verbose: bool = False,
+        optimize: bool = False,
+    ) -> Any:
         return (None, "") if optimize else translate(domain, problem)
 
     class Queries:

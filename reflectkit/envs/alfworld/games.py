@@ -107,7 +107,11 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     )
 
 
-def find(root: Path, patterns: Sequence[str] = (), splits: Sequence[str] = SPLITS) -> list[Path]:
+def find(
+    root: Path,
+    patterns: Sequence[str] = (),
+    splits: Sequence[str] = SPLITS,
+) -> list[Path]:
     """The folders of the games in `root` whose TYPE-… name matches, by split and name. Raises
     DataError if there are none.
     """

@@ -184,7 +184,12 @@ def _room(room_kind: str, number: int) -> Room:
     occupied = {receptacle.pose for receptacle in receptacles.values()}
     starts = tuple(pose for x, z in points if (pose := _pose(x, z, 0, 30)) not in occupied)
     return Room(
-        name, number, room_kind, tuple(receptacles.values()), tuple(sorted(seen - fixed)), starts
+        name,
+        number,
+        room_kind,
+        tuple(receptacles.values()),
+        tuple(sorted(seen - fixed)),
+        starts,
     )
 
 
@@ -298,7 +303,11 @@ def trial_name(seed: int, number: int, patterns: tuple[str, ...]) -> str:
 
 
 def draw(
-    seed: int, number: int, attempt: int, level: str, patterns: tuple[str, ...] = ()
+    seed: int,
+    number: int,
+    attempt: int,
+    level: str,
+    patterns: tuple[str, ...] = (),
 ) -> DrawnGame:
     """Attempt `attempt` at game `number`, of a type in `levels(patterns)`. Same arguments, same
     game.
@@ -311,7 +320,10 @@ def draw(
     target, lamp = ("", goal.receptacle) if level == LOOK else (goal.receptacle, "")
     wording = chance.choice(table("goal_library").gdict[level]["templates"])
     text = wording.format(
-        obj=goal.item.lower(), recep=target.lower(), toggle=lamp.lower(), mrecep=""
+        obj=goal.item.lower(),
+        recep=target.lower(),
+        toggle=lamp.lower(),
+        mrecep="",
     )
     trajectory = {
         "task_id": name,
@@ -415,7 +427,10 @@ def _problem(name: str, goal: RoomGoal, chance: random.Random) -> str:
             facts.append(f"(pickupable {item})")
     wanted = table("goal_library").gdict[goal.level]["pddl"]
     wanted = wanted.format(
-        obj=goal.item, recep=goal.receptacle, toggle=goal.receptacle, mrecep=""
+        obj=goal.item,
+        recep=goal.receptacle,
+        toggle=goal.receptacle,
+        mrecep="",
     ).strip()
     lines = [
         f"(define (problem plan_{name})",

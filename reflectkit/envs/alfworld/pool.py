@@ -56,7 +56,12 @@ class Engine:
             self.pid = await self._answer(START_SECONDS, "started")
         return self.pid
 
-    async def reset(self, folder: Path, expert: str | None, seconds: float) -> State:
+    async def reset(
+        self,
+        folder: Path,
+        expert: str | None,
+        seconds: float,
+    ) -> State:
         """Begin the game in `folder`. Raises DataError if it cannot be played, and
         EnvironmentFailure.
         """

@@ -104,7 +104,10 @@ class Games(ProblemGenerator):
         figures, table = _summary(folders, root)
         figures["given_up"] = number - len(folders)
         return Generated(
-            {"data": [task(folder) for folder in folders]}, figures, (table,), (root / VERSION,)
+            {"data": [task(folder) for folder in folders]},
+            figures,
+            (table,),
+            (root / VERSION,),
         )
 
     def _list(self, root: Path, progress: Progress) -> Generated:
@@ -153,7 +156,9 @@ class Games(ProblemGenerator):
             Table("Left out", ("games", "reason", "the first"), why),
         )
         return Generated(
-            records | dict(zip(SPLITS[1:], valid, strict=True)), figures, tables[: 2 if why else 1]
+            records | dict(zip(SPLITS[1:], valid, strict=True)),
+            figures,
+            tables[: 2 if why else 1],
         )
 
 
@@ -190,7 +195,9 @@ def _summary(folders: Sequence[Path], root: Path) -> tuple[dict[str, Any], Table
         rows.append((level, *map(str, counts)))
     heads = ("type", "games", HANDCODED, PLANNER, "steps", "thrown away")
     return {"games": len(folders), "by_type": by_type}, Table(
-        f"Games in {root}", heads, tuple(rows)
+        f"Games in {root}",
+        heads,
+        tuple(rows),
     )
 
 

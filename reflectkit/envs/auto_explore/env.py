@@ -59,14 +59,14 @@ from reflectkit.seeding import uniform
 from reflectkit.text import WORD, count_short, count_tokens, keywords, shorten, stem, words
 from reflectkit.types import Message, Observation, StateQuestion, Task, Trajectory
 
-NAMED = 4  # number of the question's words that a comment checks
+WORDS_IN_COMMENT = 4  # of the question, to look for in an output
 NAME = re.compile(r"\w+")
 LONGEST_PLACE = 40  # characters of a quotation
-ASKED = ("The question is about {words}.", "It is about {words}.")
-FOUND = ("{file} answers it.", "{file} is the answer.")
-NOT_HERE = ("{file} does not answer it.", "{file} is not the answer.")
+TOPIC = ("The question is about {words}.", "It is about {words}.")
+RIGHT_FILE = ("{file} answers it.", "{file} is the answer.")
+WRONG_FILE = ("{file} does not answer it.", "{file} is not the answer.")
 WRONG = ("Reading it was a mistake.", "That was the wrong choice.")
-STRAYED = ("Coming here was a mistake.", "This is the wrong way.")
+WRONG_WAY = ("Coming here was a mistake.", "This is the wrong way.")
 TO_FILE = ("{name} may answer it.", "{name} looks right.")
 TO_FOLDER = ("Folder {name} looks right.", "It should be in {name}.")
 TO_TOP = ("Nothing here fits.", "It is elsewhere.")
@@ -77,19 +77,17 @@ def places_of_words(output: str) -> dict[str, str]:
     next name on its line.
 
     >>> places_of_words("id,late_fee,days\\nLate again")
-    {'id': 'id,late_fee', 'late': 'late_fee,days', 'fee': 'late_fee,days', 'day': 'days', 'again':
-    'again'}
+    {'id': 'id,late_fee', 'late': 'late_fee,days', 'fee': 'late_fee,days', 'day': 'days', 'again': 'again'}
     """
     places: dict[str, str] = {}
     for line in output.splitlines():
         for name in NAME.finditer(line):
-            following = NAME.search(line, name.end())
+            end = name.end()
+            next_name = NAME.search(line, end)
+            # Without the next name if the quotation would be too long
+            if next_name and next_name.end() - name.start() <= LONGEST_PLACE:
+                end = next_name.end()
             for word in words(name[0]):
-                end = (
-                    following.end()
-                    if following and following.end() - name.start() <= LONGEST_PLACE
-                    else name.end()
-                )
                 places.setdefault(stem(word), line[name.start() : end])
     return places
 
@@ -104,14 +102,14 @@ def question_words(question: str) -> list[str]:
     return [as_written[word] for word in keywords(question)]
 
 
-def share_of(asked: Sequence[str], text: str) -> float:
-    """The share of the keywords `asked` that `text` has.
+def share_of(keys: Sequence[str], text: str) -> float:
+    """The share of the keywords `keys` that `text` has.
 
     >>> share_of(["late", "fee"], "fees.py")
     0.5
     """
-    found = {stem(word) for word in words(text)}
-    return sum(word in found for word in asked) / max(1, len(asked))
+    stems = {stem(word) for word in words(text)}
+    return sum(key in stems for key in keys) / max(1, len(keys))
 
 
 HERE = StateQuestion("here", "Is the answer in this folder?", ("yes", "no"))
@@ -122,8 +120,7 @@ STEP, ERROR, WARNING = 1, 2, 1
 never occur.
 """
 SOLVED_BELOW = 0.01
-# Share of the question's words that a file must have for the keyword player or a searcher to name
-# it
+# The keyword player and a searcher name a file with this share of the question's words
 ENOUGH = 0.7
 DEEPEST = 9
 ROUNDING = 32  # tokens; lengths of shortened text are multiples of it
@@ -140,7 +137,10 @@ class AutoExploreSettings(PromptSettings):
         None, help=f"The filtered repositories; default: {REPOSITORIES} in the env's data folder."
     )
     leaveout_prob: float = option(
-        0.0, help="Share of unrelated files that each episode leaves out at random.", ge=0, le=1
+        0.0,
+        help="Share of unrelated files that each episode leaves out at random.",
+        ge=0,
+        le=1,
     )
     accept_teacher_answers: bool = option(
         False, help="Also accept the file that the teacher named."
@@ -179,7 +179,12 @@ class Questions(Taskset):
         """The file that answers the question."""
         return f"{task.data.get('root', '')}/{task.data.get('filename', task.id)}"
 
-    def input_files(self, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
+    def input_files(
+        self,
+        settings: Any,
+        folder: Path,
+        tasks: Sequence[Task],
+    ) -> list[Path]:
         """The repositories that the tasks ask about."""
         roots = sorted({str(task.data.get("root")) for task in tasks})
         place = settings.repos_dir or folder / REPOSITORIES
@@ -197,14 +202,14 @@ class AutoExploreTeacher(Teacher):
         """The next command of the shortest path that reads a target and names it; any if that is
         not offered.
         """
-        following = self.env.way(self.env.walk.here)[0]
-        return self.env.commands.index(following) if following in self.env.commands else 0
+        command = self.env.way(self.env.walk.here)[0]
+        return self.env.commands.index(command) if command in self.env.commands else 0
 
     def answers(self) -> dict[str, list[int]]:
         """The right command, whether the folder has the answer, and whether it was read."""
         env = self.env
         inside = any(target.rpartition("/")[0] == env.walk.here for target in env.targets)
-        was_read = any(path in env.targets for path in env.walk.shown)
+        was_read = any(path in env.targets for path in env.walk.reads)
         return {
             LIKELY.name: [self.action()],
             HERE.name: [int(not inside)],
@@ -214,17 +219,20 @@ class AutoExploreTeacher(Teacher):
     def mistakes(self) -> list[int]:
         """Everything but the right command and naming a file."""
         best = self.action()
-        commands = enumerate(self.env.commands)
-        return [
-            index for index, command in commands if index != best and not command.startswith("id ")
-        ]
+        indices = []
+        for index, command in enumerate(self.env.commands):
+            # Naming a file would end the episode
+            if index != best and not command.startswith("id "):
+                indices.append(index)
+        return indices
 
     def slips(self) -> list[int]:
         """The mistake that a negative example makes once: reading another file when a target should
         be read next.
         """
         commands = self.env.commands
-        read_another = any(path not in self.env.targets for path in self.env.walk.shown)
+        # Once: none after another file has been read
+        read_another = any(path not in self.env.targets for path in self.env.walk.reads)
         if read_another or not commands[self.action()].startswith("cat "):
             return []
         return [index for index in self.mistakes() if commands[index].startswith("cat ")]
@@ -241,36 +249,35 @@ class AutoExploreTeacher(Teacher):
         """What the question asks, what the last output says about it as far as it is shown, and
         where to look.
         """
-        env, mistaken = self.env, self.note() == "mistake"
-        asked_about = question_words(env.question)[:NAMED]
-        following = env.commands[self.action()]
-        name = following.partition(" ")[2]
+        env, is_mistake = self.env, self.note() == "mistake"
+        topic = question_words(env.question)[:WORDS_IN_COMMENT]
+        command = env.commands[self.action()]
+        name = command.partition(" ")[2]
         parts = []
+        # 1. After `cat`: where the output has the question's words, and whether it is the answer
         if env.history and env.history[-1].startswith("cat "):
-            file = PurePosixPath(env.walk.shown[-1]).name
-            places = places_of_words(env.shown_output)
-            found = [(word, places.get(stem(word.lower()))) for word in asked_about]
-            parts.append(
-                ", ".join(
-                    f'{word} in "{place}"' if place else f"no {word}" for word, place in found
-                )
-                + "."
-            )
-            if following == f"id {file}":
-                return " ".join([*parts, generator.choice(FOUND).format(file=file)])
-            parts.append(generator.choice(NOT_HERE).format(file=file))
-            if mistaken:
+            file = PurePosixPath(env.walk.reads[-1]).name
+            places = places_of_words(env.output_text)
+            evidence = []
+            for word in topic:
+                place = places.get(stem(word.lower()))
+                evidence.append(f'{word} in "{place}"' if place else f"no {word}")
+            parts.append(f"{', '.join(evidence)}.")
+            if command == f"id {file}":
+                return " ".join([*parts, generator.choice(RIGHT_FILE).format(file=file)])
+            parts.append(generator.choice(WRONG_FILE).format(file=file))
+            if is_mistake:
                 parts.append(generator.choice(WRONG))
+        # 2. After another command: what the question is about
         else:
-            if mistaken:
-                parts.append(generator.choice(STRAYED))
-            parts.append(
-                generator.choice(ASKED).format(words=", ".join(asked_about) or "something")
-            )
-        to = (
-            TO_TOP if following == UP else TO_FOLDER if name in env.walk.folder.folders else TO_FILE
-        )
-        return " ".join([*parts, generator.choice(to).format(name=name)])
+            if is_mistake:
+                parts.append(generator.choice(WRONG_WAY))
+            parts.append(generator.choice(TOPIC).format(words=", ".join(topic) or "something"))
+        # 3. Where to go
+        advice = TO_FOLDER if name in env.walk.folder.folders else TO_FILE
+        if command == UP:
+            advice = TO_TOP
+        return " ".join([*parts, generator.choice(advice).format(name=name)])
 
     @classmethod
     def drops_choices(cls, settings: Any) -> bool:
@@ -287,12 +294,12 @@ class AutoExploreTeacher(Teacher):
     @classmethod
     def fault(cls, trajectory: Trajectory) -> str:
         """An episode that names a wrong file."""
-        wrong = cls.is_demonstration(trajectory) and not trajectory.success
-        why = (
+        if not cls.is_demonstration(trajectory) or trajectory.success:
+            return ""
+        return (
             "a wrong file is named, which gives no rows; use --accept-teacher-answers to include"
             " them"
         )
-        return why if wrong else ""
 
 
 class SearchingTeacher(AutoExploreTeacher):
@@ -322,57 +329,61 @@ class SearchingTeacher(AutoExploreTeacher):
             return ""
         return "good" if last == self.next_command(earlier) else "mistake"
 
-    def next_command(self, history: Sequence[str], commands: Sequence[str] | None = None) -> str:
-        """The command after those of `history`. commands: what is offered then, if not everything."""
+    def next_command(
+        self,
+        history: Sequence[str],
+        commands: Sequence[str] | None = None,
+    ) -> str:
+        """The command after those of `history`. commands: the choices then; None: all."""
         env = self.env
-        asked = keywords(env.question)
+        keys = keywords(env.question)
 
-        # 1. What was seen so far
+        # 1. The folders that were visited, and how well each file that was read matches
         walk = Walk(env.repository, env.settings.result_tokens, env.walk.hidden)
         match_of: dict[str, float] = {}
-        seen = {walk.here: walk.folder}
+        visits = {walk.here: walk.folder}
         for command in history:
             output = walk.run(command)
             if command.startswith("cat ") and isinstance(output, Output):
-                match_of[walk.shown[-1]] = share_of(
-                    asked, f"{command.removeprefix('cat ')} {output.text}"
-                )
-            seen.setdefault(walk.here, walk.folder)
+                text = f"{command.removeprefix('cat ')} {output.text}"
+                match_of[walk.reads[-1]] = share_of(keys, text)
+            visits.setdefault(walk.here, walk.folder)
         commands = commands or walk.commands()
 
         # 2. Name the file that was just read
         last = history[-1] if history else ""
-        if last.startswith("cat ") and match_of[walk.shown[-1]] >= ENOUGH:
+        if last.startswith("cat ") and match_of[walk.reads[-1]] >= ENOUGH:
             return last.replace("cat ", "id ", 1)
 
         # 3. Name the best file if there is nothing more to see, or no time
-        def is_new(command: str) -> bool:
+        new_commands = []
+        for command in commands:
             verb, _, name = command.partition(" ")
-            return verb == "cat" or (verb == "cd" and command != UP and walk.path(name) not in seen)
-
-        new = [command for command in commands if is_new(command)]
-        paths = [
-            f"{folder.path}/{name}".lstrip("/")
-            for folder in seen.values()
-            for name in folder.folders
-        ]
-        count = sum(len(folder.files) for folder in seen.values())
-        saw_all = set(paths) <= set(seen) and len(match_of) == count
+            enters = verb == "cd" and command != UP and walk.path(name) not in visits
+            if verb == "cat" or enters:
+                new_commands.append(command)
+        paths = set()
+        for folder in visits.values():
+            paths |= {f"{folder.path}/{name}".lstrip("/") for name in folder.folders}
+        file_count = sum(len(folder.files) for folder in visits.values())
+        is_complete = paths <= set(visits) and len(match_of) == file_count
         if match_of:
             best = max(match_of, key=match_of.__getitem__)
             back = shortest_path(best, walk.here, read=True)
             is_late = env.horizon - len(history) <= len(back) + 1
-            if back[0] in commands and (saw_all or is_late or not (new or walk.here)):
+            is_stuck = not new_commands and not walk.here
+            if back[0] in commands and (is_complete or is_late or is_stuck):
                 return back[0]
 
-        # 4. Search on
-        if new:
-            matches = [share_of(asked, command.partition(" ")[2]) for command in new]
-            # of equals, files come before folders
+        # 4. Search on: the name with most of the words; of equals, files come before folders
+        if new_commands:
             return max(
-                zip(matches, new, strict=True),
-                key=lambda pair: (pair[0], pair[1].startswith("cat ")),
-            )[1]
+                new_commands,
+                key=lambda command: (
+                    share_of(keys, command.partition(" ")[2]),
+                    command.startswith("cat "),
+                ),
+            )
         return UP if UP in commands else commands[0]
 
 
@@ -413,46 +424,44 @@ class AutoExplore(Env):
         """Begin `task`. Raises DataError for another env's task, a repository or file that is not
         there or cannot be named, and a question that is too long for the prompt.
         """
+        # 1. The question
         check_task(task, self.name, self.levels[:-1])
-        asked = read_question(task.data, task.id)
-        self.repository = find_repository(
-            self.settings.repos_dir
-            or (self.data_folder or Path("data/auto_explore")) / REPOSITORIES,
-            asked.root,
-        )
-        self.question = " ".join(asked.question.split())
-        if (tokens := count_short(self.question)) > self.settings.prompt_tokens * QUESTION_SHARE:
-            raise DataError(
-                task.id,
-                f"takes {tokens} of {self.settings.prompt_tokens} --prompt-tokens",
-                field="question",
-            )
-        target, root = asked.filename, self.repository.root
+        question = read_question(task.data, task.id)
+        folder = (self.data_folder or Path("data/auto_explore")) / REPOSITORIES
+        self.repository = find_repository(self.settings.repos_dir or folder, question.root)
+        self.question = " ".join(question.question.split())
+        tokens = count_short(self.question)
+        if tokens > self.settings.prompt_tokens * QUESTION_SHARE:
+            why = f"takes {tokens} of {self.settings.prompt_tokens} --prompt-tokens"
+            raise DataError(task.id, why, field="question")
+        # 2. The files that answer it, which must be within reach
+        target, root = question.filename, self.repository.root
         if target not in self.repository.sizes:
             raise DataError(
-                task.id, f"the repository {root} has no file {target!r:.200}", field="filename"
+                task.id,
+                f"the repository {root} has no file {target!r:.200}",
+                field="filename",
             )
         if not offered(self.repository, target):
             why = f"{target!r:.200} lies in a folder with too many entries to be named"
             raise DataError(task.id, why, field="filename")
         if task.level != str(target.count("/")):
             raise DataError(task.id, f"{target!r:.200} is not at depth {task.level}", field="level")
-        others = (
-            task.data.get("teacher_answers", []) if self.settings.accept_teacher_answers else []
-        )
+        others = []
+        if self.settings.accept_teacher_answers:
+            others = task.data.get("teacher_answers", [])
         if not isinstance(others, list) or not all(isinstance(name, str) for name in others):
             raise DataError(task.id, "expected a list of file names", field="teacher_answers")
-        self.targets = frozenset(
-            [target, *(name for name in others if offered(self.repository, name))]
-        )
+        others = [name for name in others if offered(self.repository, name)]
+        self.targets = frozenset([target, *others])
         if self.settings.easy:
-            self.question = f"Find {asked.filename}"
+            self.question = f"Find {question.filename}"
 
+        # 3. The walk, without the files that the episode leaves out
         def is_hidden(path: str) -> bool:
-            return (
-                path not in self.targets
-                and uniform(seed, "leaveout", path) < self.settings.leaveout_prob
-            )
+            if path in self.targets:
+                return False
+            return uniform(seed, "leaveout", path) < self.settings.leaveout_prob
 
         hidden = is_hidden if self.settings.leaveout_prob else None
         self.walk = Walk(self.repository, self.settings.result_tokens, hidden)
@@ -465,20 +474,24 @@ class AutoExplore(Env):
 
     def step(self, action: Action) -> StepResult:
         """Take choice `action`. Raises IllegalActionError: not one of the choices."""
+        # 1. Run the command
         command = self.commands[check_choice(action, self.commands, self.name)]
         on_the_way = self.settings.first_step and command == self.way(self.walk.here)[0]
-        self.before = self.walk.here, len(self.walk.shown)
-        done = self.walk.run(command)
+        self.before = self.walk.here, len(self.walk.reads)
+        result = self.walk.run(command)
         self.history.append(command)
-        self._output = Output() if isinstance(done, str) else done
+        # `id` gives the path that it names, other commands an output
+        answer = result if isinstance(result, str) else None
+        self._output = Output() if isinstance(result, str) else result
+        # 2. Its cost
         cost = STEP + ERROR * self._output.errors + WARNING * self._output.warnings
         info: dict[str, Any] = {}
-        over = self.settings.first_step or isinstance(done, str)
+        over = self.settings.first_step or answer is not None
         if self.settings.first_step:
             cost += -self.horizon if on_the_way else self.horizon
-        elif isinstance(done, str):
-            info |= {"answer": done, "figures": {"named": 1.0}}
-            cost += -self.horizon if done in self.targets else self.horizon
+        elif answer is not None:
+            info |= {"answer": answer, "figures": {"named": 1.0}}
+            cost += -self.horizon if answer in self.targets else self.horizon
         elif len(self.history) == self.horizon:
             cost += self.horizon
         self.total_cost += cost
@@ -499,32 +512,38 @@ class AutoExplore(Env):
         It names the file that it has just read if that has enough of the question's words; else
         reads the file, or enters the new folder, whose name has most of them; else goes up.
         """
+        # 1. What the prompt says
         head, _, output = self._text().partition("\nOutput:")
-        fields, choices = dict(line.split(": ", 1) for line in head.splitlines()), self.commands
-        asked, done = keywords(fields["Task"]), fields["Commands"].split("; ")
-        verb, _, read = done[-1].partition(" ")
-        if verb == "cat" and share_of(asked, f"{read} {output}") >= ENOUGH:
-            return choices.index(f"id {read}")
-        new = [
-            n
-            for n in choices
-            if n.startswith("cat ") or (n.startswith("cd ") and n not in (UP, *done))
-        ]
-        if new:
-            return choices.index(
-                max(new, key=lambda name: (share_of(asked, name), name.startswith("cat ")))
+        fields = dict(line.split(": ", 1) for line in head.splitlines())
+        keys, history = keywords(fields["Task"]), fields["Commands"].split("; ")
+        choices = self.commands
+        # 2. Name the file that was just read
+        verb, _, file = history[-1].partition(" ")
+        if verb == "cat" and share_of(keys, f"{file} {output}") >= ENOUGH:
+            return choices.index(f"id {file}")
+        # 3. Read another file, or enter another folder
+        new_commands = []
+        for command in choices:
+            enters = command.startswith("cd ") and command not in (UP, *history)
+            if command.startswith("cat ") or enters:
+                new_commands.append(command)
+        if new_commands:
+            best = max(
+                new_commands,
+                key=lambda command: (share_of(keys, command), command.startswith("cat ")),
             )
+            return choices.index(best)
         return choices.index(UP) if UP in choices else len(choices) - 1
 
-    def way(self, here: str, shown: int | None = None) -> list[str]:
-        """The commands of the shortest path from folder `here` to naming a target. shown: number of
-        files read.
+    def way(self, here: str, read_count: int | None = None) -> list[str]:
+        """The commands of the shortest path from folder `here` to naming a target, after the first
+        `read_count` of the files that were read; None: after all of them.
         """
-        read = self.walk.shown[:shown]
-        return min(
-            (shortest_path(target, here, read=target in read) for target in sorted(self.targets)),
-            key=len,
-        )
+        reads = self.walk.reads[:read_count]
+        ways = []
+        for target in sorted(self.targets):
+            ways.append(shortest_path(target, here, read=target in reads))
+        return min(ways, key=len)
 
     def _observe(self) -> Observation:
         self.commands = self.walk.commands()
@@ -535,18 +554,18 @@ class AutoExplore(Env):
 
     def _text(self) -> str:
         """The prompt, within `prompt_tokens`; see the module's docstring for the priorities."""
+        # 1. The task and the choices come first, and are whole
         start = f"Task: {self.question}\nFolder: /{self.walk.here}\n"
         room = self.settings.prompt_tokens - count_short(start) - HEADINGS
         room -= sum(count_short(command) + 2 for command in self.commands)
-        listing, used = _listing(
-            self.walk.folder, max(room // 2 // ROUNDING * ROUNDING, FEWEST_NAMES)
-        )
-        room -= used
-        self.shown_output, used = self._shorten_output(room)
-        return (
-            f"{start}Files: {listing}\nCommands:"
-            f" {_recent(self.history, room - used)}\nOutput:{self.shown_output}"
-        )
+        # 2. The listing gets at most half of the room that is left, rounded, as it is cached
+        most = max(room // 2 // ROUNDING * ROUNDING, FEWEST_NAMES)
+        listing, tokens = _listing(self.walk.folder, most)
+        room -= tokens
+        # 3. Then the output, and the commands get the rest
+        self.output_text, tokens = self._shorten_output(room)
+        commands = _recent(self.history, room - tokens)
+        return f"{start}Files: {listing}\nCommands: {commands}\nOutput:{self.output_text}"
 
     def _shorten_output(self, room: int) -> tuple[str, int]:
         """The last output, indented, and its tokens."""
@@ -555,23 +574,23 @@ class AutoExplore(Env):
             return " none", 1
         budget = most if room >= most else max(room, 0) // ROUNDING * ROUNDING
         lines = (text if budget == most else shorten(text, budget)).split("\n")
-        shown = "".join(f"\n {line.rstrip()}" for line in lines if line.strip())
-        return shown, count_tokens(shown)
+        output = "".join(f"\n {line.rstrip()}" for line in lines if line.strip())
+        return output, count_tokens(output)
 
 
 @lru_cache(maxsize=10_000)
 def _listing(folder: Folder, room: int) -> tuple[str, int]:
     """As many names as fit, the number of omitted ones, and the tokens of the text."""
     names = [*(f"{name}/" for name in folder.folders), *folder.files]
-    used = 0
-    shown: list[str] = []
+    tokens = 0
+    visible: list[str] = []
     for name in names:
-        used += count_short(name) + 1
-        if used > room and shown:
-            hidden = len(names) - len(shown)
-            return ", ".join(shown) + f", and {hidden} more", used + 3
-        shown.append(name)
-    return ", ".join(shown) or "none", used
+        tokens += count_short(name) + 1
+        if tokens > room and visible:
+            rest = len(names) - len(visible)
+            return ", ".join(visible) + f", and {rest} more", tokens + 3
+        visible.append(name)
+    return ", ".join(visible) or "none", tokens
 
 
 def _recent(commands: list[str], room: int) -> str:

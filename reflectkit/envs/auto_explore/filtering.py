@@ -113,17 +113,17 @@ class Filtered:
     """The result for one repository."""
 
     name: str
-    kept: int = 0
-    """Number of files."""
-    kept_code: int = 0
+    files: int = 0
+    """Number of files that were copied."""
+    code_files: int = 0
     """Number of those with code."""
     bytes: int = 0
     """Bytes copied."""
-    dropped: Counter[str] = field(default_factory=Counter)
+    counts_by_reason: Counter[str] = field(default_factory=Counter)
     """Reason → number of files or folders."""
-    dropped_bytes: Counter[str] = field(default_factory=Counter)
+    bytes_by_reason: Counter[str] = field(default_factory=Counter)
     """Reason → bytes of the files of a supported type among them."""
-    dropped_code: str = ""
+    code_drop: str = ""
     """The first file with code that was dropped, and why."""
     examples: dict[str, str] = field(default_factory=dict)
     """Reason → the first file dropped for it."""
@@ -139,27 +139,31 @@ class Filtered:
         """Count `path` under `reason`; the first path is kept as an example. sizes: of the files
         that go with it.
         """
-        self.dropped[reason] += 1
-        self.examples.setdefault(reason, _shown(path))
+        self.counts_by_reason[reason] += 1
+        self.examples.setdefault(reason, _ascii(path))
         for file, size in (sizes or {}).items():
             kind = kind_of(file.name)
             if kind and not any(part.startswith(".") for part in file.parts):
-                self.dropped_bytes[reason] += size
+                self.bytes_by_reason[reason] += size
                 if kind == "code":
-                    self.dropped_code = self.dropped_code or f"{_shown(file)} ({reason})"
+                    self.code_drop = self.code_drop or f"{_ascii(file)} ({reason})"
 
     @property
     def share(self) -> float:
         """Share of the bytes of its files of a supported type, hidden ones apart, that was kept."""
-        return self.bytes / max(1, self.bytes + self.dropped_bytes.total())
+        return self.bytes / max(1, self.bytes + self.bytes_by_reason.total())
 
     @property
     def main_reason(self) -> str:
         """Why most of the rest was dropped; "" if nothing was."""
-        return max(self.dropped_bytes, key=lambda reason: self.dropped_bytes[reason], default="")
+        return max(
+            self.bytes_by_reason,
+            key=lambda reason: self.bytes_by_reason[reason],
+            default="",
+        )
 
 
-def _shown(path: PurePosixPath | str) -> str:
+def _ascii(path: PurePosixPath | str) -> str:
     return ascii(str(path))[1:-1][:200]
 
 
@@ -172,21 +176,16 @@ def name_fault(name: str, is_folder: bool = False) -> str | None:
     """Why a file or folder called `name` is dropped, or None.
 
     >>> name_fault("circle.py"), name_fault("ci", is_folder=True), name_fault("LICENSE.txt")
-    (None, 'says little (licence, build, tests, examples)', 'says little (licence, build, tests,
-    examples)')
+    (None, 'says little (licence, build, tests, examples)', 'says little (licence, build, tests, examples)')
     """
     if not name or name[0] in "._":
         return "hidden or private name"
     if not name.isascii() or not name.isprintable() or "\\" in name or name != name.strip():
         return "name that is not plain ASCII"
     stem = name.lower() if is_folder else PurePosixPath(name).stem.lower()
-    packaging = is_folder and stem.endswith(DROPPED_ENDINGS)
-    if (
-        packaging
-        or stem in DROPPED_NAMES
-        or name.lower() == "conf.py"
-        or stem.startswith("requirements")
-    ):
+    is_packaging = is_folder and stem.endswith(DROPPED_ENDINGS)
+    is_build = name.lower() == "conf.py" or stem.startswith("requirements")
+    if is_packaging or is_build or stem in DROPPED_NAMES:
         return "says little (licence, build, tests, examples)"
     return None if is_folder or kind_of(name) else "unsupported file type"
 
@@ -202,31 +201,34 @@ def repositories(folder: Path) -> list[Path]:
             folder,
             "no such folder; put repositories (folders, .zip, .tar.gz) in it, or name another",
         )
-    found = sorted(
-        path for path in folder.iterdir() if not path.name.startswith(".") and not path.is_symlink()
-    )
-    found = [
-        path
-        for path in found
-        if path.is_dir() or (path.is_file() and path.name.lower().endswith(ARCHIVES))
-    ]
+    # 1. Its folders and archives; links are not followed
+    paths = []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.is_symlink():
+            continue
+        is_archive = path.name.lower().endswith(ARCHIVES) and path.is_file()
+        if path.is_dir() or is_archive:
+            paths.append(path)
 
-    def mark_of(repository: Path) -> str:  # "" also for one that cannot be read
+    # 2. A folder with the marks of a repository is one, unless what is in it has such marks, too
+    def mark_of(repository: Path) -> str:
+        """The first mark, or ""; "" also for a folder that cannot be read."""
         with contextlib.suppress(OSError):
-            return next(
-                (name for name in sorted(os.listdir(repository)) if name.lower() in MARKS), ""
-            )
+            for name in sorted(os.listdir(repository)):
+                if name.lower() in MARKS:
+                    return name
         return ""
 
-    if (mark := mark_of(folder)) and not any(map(mark_of, found)):
+    mark = mark_of(folder)
+    if mark and not any(map(mark_of, paths)):
         raise DataError(
             folder,
             f"is itself a repository, as it has {mark}; give the folder that contains it (here"
             f" {folder.resolve().parent}), or move it into a new one",
         )
-    if not found:
+    if not paths:
         raise DataError(folder, "has no repositories; put folders, .zip or .tar.gz files in it")
-    return found
+    return paths
 
 
 def readable(path: Path) -> bool:
@@ -236,11 +238,11 @@ def readable(path: Path) -> bool:
 
 def repository_name(path: Path) -> str:
     """A repository's name: its folder's, or its archive's without the suffix."""
-    suffix = next(
-        (suffix for suffix in ARCHIVES if path.name.lower().endswith(suffix) and not path.is_dir()),
-        "",
-    )
-    return path.name[: len(path.name) - len(suffix)]
+    if not path.is_dir():
+        for suffix in ARCHIVES:
+            if path.name.lower().endswith(suffix):
+                return path.name[: -len(suffix)]
+    return path.name
 
 
 def filter_repository(source: Path, target: Path, max_bytes: int) -> Filtered:
@@ -254,10 +256,10 @@ def filter_repository(source: Path, target: Path, max_bytes: int) -> Filtered:
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     try:
+        # 1. Copy its files into the staging folder
+        files_of = _folder_files if source.is_dir() else _archive_files
         try:
-            with contextlib.closing(
-                (_folder_files if source.is_dir() else _archive_files)(source, result)
-            ) as files:
+            with contextlib.closing(files_of(source, result)) as files:
                 for path, size, open_file in files:
                     _copy(path, size, open_file, staging, max_bytes, result)
         except RepositoryRefusedError as error:
@@ -269,16 +271,18 @@ def filter_repository(source: Path, target: Path, max_bytes: int) -> Filtered:
             if error.errno in NOT_WRITTEN:
                 raise
             return Filtered(result.name, why_not=f"cannot be read ({error.strerror})")
-        if not result.kept:
+        if not result.files:
             result.why_not = "no files are left"
-            for reason, count in result.dropped.most_common(1):
+            for reason, count in result.counts_by_reason.most_common(1):
                 result.why_not += (
                     f"; dropped most often: {reason} ({count}, e.g. {result.examples[reason]})"
                 )
+        # 2. Remove folders without files
         for folder, _, _ in os.walk(staging, topdown=False):
             with contextlib.suppress(OSError):  # only empty folders can be removed
                 os.rmdir(folder)
-        if result.kept:
+        # 3. Put it in the place of an earlier one
+        if result.files:
             if target.is_symlink() or target.is_file():
                 target.unlink()
             elif target.exists():
@@ -304,13 +308,17 @@ def _copy(
     decoder = codecs.getincrementaldecoder("utf-8")()
     size = characters = ascii_characters = 0
     fault = ""
+    # 1. Copy until a fault shows
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with open_file() as content, target.open("wb") as copy:
             while not fault and (piece := content.read(PIECE_BYTES)):
                 size += len(piece)
                 text = decoder.decode(piece)
-                fault = "too large" if size > max_bytes else "binary" if "\0" in text else ""
+                if size > max_bytes:
+                    fault = "too large"
+                elif "\0" in text:
+                    fault = "binary"
                 characters += len(text)
                 ascii_characters += len(text.encode("ascii", "ignore"))
                 copy.write(piece)
@@ -322,6 +330,7 @@ def _copy(
         if error.errno in NOT_WRITTEN:
             raise
         fault = "cannot be read, or its name cannot be written"
+    # 2. Faults of the whole content
     if not fault and characters < MIN_CHARACTERS:
         fault = f"under {MIN_CHARACTERS} characters"
     if not fault and ascii_characters < MIN_ASCII * characters:
@@ -331,8 +340,8 @@ def _copy(
             target.unlink()
         result.drop(fault, path, {path: stated_size})
         return
-    result.kept += 1
-    result.kept_code += kind_of(path.name) == "code"
+    result.files += 1
+    result.code_files += kind_of(path.name) == "code"
     result.bytes += size
 
 
@@ -409,9 +418,9 @@ def _sizes_below(root: Path, folder: PurePosixPath) -> dict[PurePosixPath, int]:
 
 def _open_plain(name: str) -> IO[bytes]:
     """Open a regular file for reading. Raises OSError if it has been replaced by a link."""
-    number = os.open(
-        name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    )
+    # Two of the flags are missing on Windows
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    number = os.open(name, flags)
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
         raise OSError("not a regular file")
@@ -433,14 +442,12 @@ def _archive_files(source: Path, result: Filtered) -> Files:
                 path = PurePosixPath(*path.parts[1:])
             if is_plain is None or not path.parts or any(map(_is_clutter, path.parts)):
                 continue  # a folder, or no part of the repository
-            faults = (
-                f"folder: {fault}"
-                for part in path.parts[:-1]
-                if (fault := name_fault(part, is_folder=True))
-            )
+            folder_faults = [name_fault(part, is_folder=True) for part in path.parts[:-1]]
+            folder_fault = next(filter(None, folder_faults), "")
+            fault = f"folder: {folder_fault}" if folder_fault else name_fault(path.name)
             if not is_plain:
                 result.drop("link or special file", name)
-            elif fault := next(faults, "") or name_fault(path.name):
+            elif fault:
                 result.drop(fault, name, {path: size})
             elif len(path.parts) >= DEPTH:
                 result.drop("folder: nested too deep", name, {path: size})
@@ -456,13 +463,8 @@ def _safe_path(name: str) -> PurePosixPath | None:
     """The member's relative path, or None if it is absolute or has "..", a drive, a backslash or a
     NUL.
     """
-    if (
-        not name
-        or name.startswith("/")
-        or "\\" in name
-        or "\0" in name
-        or ":" in name.partition("/")[0]
-    ):
+    has_drive = ":" in name.partition("/")[0]
+    if not name or name.startswith("/") or has_drive or "\\" in name or "\0" in name:
         return None
     path = PurePosixPath(name)
     return None if ".." in path.parts or not path.parts else path
@@ -491,7 +493,7 @@ def _members(source: Path) -> Members:
     """Every member of archive `source`; a .tar.gz in one pass over the stream. Raises
     RepositoryRefusedError for a bomb.
     """
-    spent = _Meter(FREE_BYTES + EXPANSION * source.stat().st_size)
+    meter = _Meter(FREE_BYTES + EXPANSION * source.stat().st_size)
     if source.name.lower().endswith(".zip"):
         with zipfile.ZipFile(source) as archive:
             if len(archive.infolist()) > MEMBERS:
@@ -501,17 +503,17 @@ def _members(source: Path) -> Members:
                 name = entry.filename.replace("\\", "/")  # as Windows writes it
                 plain = None if name.endswith("/") else kind in (0, stat.S_IFREG)
                 size = entry.file_size
-                yield name, size, plain, lambda entry=entry: spent.watch(archive.open(entry))  # type: ignore[misc]
+                yield name, size, plain, lambda entry=entry: meter.watch(archive.open(entry))  # type: ignore[misc]
         return
     with (
         gzip.open(source) as unpacked,
-        tarfile.open(fileobj=spent.watch(unpacked), mode="r|") as stream,
+        tarfile.open(fileobj=meter.watch(unpacked), mode="r|") as stream,
     ):
         for count, member in enumerate(stream):
             if count > MEMBERS:
                 raise RepositoryRefusedError(f"more than {MEMBERS} files")
             # Where the next member should begin; tarfile would read past the end for it
-            spent.check(stream.offset)
+            meter.check(stream.offset)
             # Sparse files are bombs, too
             plain = None if member.isdir() else member.isreg() and not member.issparse()
             yield member.name, member.size, plain, lambda member=member: stream.extractfile(member)  # type: ignore[misc]

@@ -31,6 +31,7 @@ from reflectkit.text import keywords, notebook_source, words
 
 
 def _set(text: str) -> frozenset[str]:
+    """The words of `text`."""
     return frozenset(text.split())
 
 
@@ -112,14 +113,16 @@ def tidy(text: str) -> str:
     >>> tidy("Returns a :class:`Session <a.Session>`, see [the docs](https://x.org) and {func}`clear` *now*.")
     'Returns a Session, see the docs and clear now'
     """
+    # Links of Markdown: [text](address)
     flat = re.sub(r"!?\[([^\[\]]*)\]\([^()]*\)", r"\1", " ".join(text.split()))
+    # Roles of Sphinx and MyST: :class:`text`, {func}`text`
     flat = re.sub(r":[a-zA-Z]+(?::[a-zA-Z]+)*:`|\{[a-zA-Z:-]+\}`", "`", flat)
+    # Links of reStructuredText: `text <address>`_
     flat = re.sub(r"`~?([^`<>]*?)\s*<[^`<>]*>`_*", r"\1", flat)
-    flat = re.sub(
-        r"(?<![\w*])\*{1,2}(\w[^*]*)\*{1,2}(?![\w*])",
-        r"\1",
-        flat.replace("`~", "`").replace("`", ""),
-    )
+    flat = flat.replace("`~", "`").replace("`", "")
+    # Emphasis
+    flat = re.sub(r"(?<![\w*])\*{1,2}(\w[^*]*)\*{1,2}(?![\w*])", r"\1", flat)
+    # Numbers of issues, tags of HTML, addresses
     flat = re.sub(
         r"\s*\((?:pull |issue )?#\d+\)|</?[a-zA-Z][^<>]*>|\s*\(?https?://\S+",
         "",
@@ -156,6 +159,7 @@ def shape_of(text: str, *, release_notes: bool = False) -> str:
         return "deed"
     if first in _PASTS and (second in CAUSES or release_notes):
         return "past"
+    # A finite verb of the main clause makes a sentence
     for word in parts[1:]:
         if word in LINKS:
             break
@@ -172,17 +176,20 @@ def worded(kind: str, fact: str, place: str, chance: random.Random) -> str:
     definition), "heading", "columns", "row", "key", "switch" (a key that is on or off).
     """
     wordings: tuple[str, ...]
-    done = ""
+    past_fact = ""
+    # 1. Tables
     if kind == "row":
         fact = " with ".join(fact.split(", ", 1))
         wordings = ("Which table lists {fact}?", "Which table has a line for {fact}?")
     elif kind == "columns":
         wordings = ("Which table lists {fact}?", "Where are {fact} recorded?")
+    # 2. Settings: "key of section"
     elif kind in ("key", "switch"):
         head, of, owner = fact.partition(" of ")
         *most, last = head.split()
         if kind == "switch" and head.split()[0] in VERBS:
             return f"Where do we set whether we {head}{f' for the {owner}' if of else ''}?"
+        # "timeout seconds" is a timeout in seconds, and its verb that of "timeout"
         noun = last
         if most and last in UNITS:
             head, noun = f"{' '.join(most)} in {last}", most[-1]
@@ -195,6 +202,7 @@ def worded(kind: str, fact: str, place: str, chance: random.Random) -> str:
             "Which settings have the {fact}?",
             "Where do we set the {fact}?",
         )
+    # 3. Names of functions and classes
     elif kind in ("name", "class"):
         first, *_, last = [*fact.split(), fact.split()[-1]]
         if first in ("is", "has", "can", "should"):
@@ -211,6 +219,7 @@ def worded(kind: str, fact: str, place: str, chance: random.Random) -> str:
                 f"Where {verb} the {{fact}} worked out?",
                 "Where is the code for the {fact}?",
             )
+    # 4. Sentences and headings, by their grammar
     else:
         if kind == "heading":
             fact, place = _sentence_case(fact), TEXT
@@ -220,15 +229,14 @@ def worded(kind: str, fact: str, place: str, chance: random.Random) -> str:
         if place == TEXT and shape == "past":
             shape = "thing"
         parts = fact.lower().split()
-        is_long = (
-            kind == "says" and place != CODE and len(parts) >= WHOLE and LINKS.isdisjoint(parts)
-        )
-        if shape == "thing" and is_long:
+        # A whole sentence of some length has a verb, though VERBS lacks it
+        is_whole = kind == "says" and place != CODE
+        if shape == "thing" and is_whole and len(parts) >= WHOLE and LINKS.isdisjoint(parts):
             shape = "sentence"
         wordings = WORDINGS.get((place, shape)) or WORDINGS[TEXT, shape]
         first, _, rest = fact.partition(" ")
-        done = f"{past(first.lower())} {rest}"
-    return chance.choice(wordings).format(fact=fact, past=done)
+        past_fact = f"{past(first.lower())} {rest}"
+    return chance.choice(wordings).format(fact=fact, past=past_fact)
 
 
 def _sentence_case(heading: str) -> str:
@@ -239,10 +247,11 @@ def _sentence_case(heading: str) -> str:
         return heading.lower()
     parts = heading.split()
     long = [part for part in parts[1:] if len(part) > 3]
-    if long and all(part[:1].isupper() or not part[:1].isalpha() for part in long):
-        parts = [
-            part.lower() if re.fullmatch(r"\W*[A-Z][a-z'-]*\W*", part) else part for part in parts
-        ]
+    is_title = all(part[:1].isupper() or not part[:1].isalpha() for part in long)
+    if long and is_title:
+        for index, part in enumerate(parts):
+            if re.fullmatch(r"\W*[A-Z][a-z'-]*\W*", part):
+                parts[index] = part.lower()
     return " ".join(parts)
 
 
@@ -307,7 +316,10 @@ class Statement:
 
 
 def ask(
-    root: str, files: Mapping[str, str], excerpts: Mapping[str, str], per_file: int
+    root: str,
+    files: Mapping[str, str],
+    excerpts: Mapping[str, str],
+    per_file: int,
 ) -> dict[str, list[FileQuestion]]:
     """Up to `per_file` questions for each file of repository `root`, by path, about its excerpt.
 
@@ -315,32 +327,36 @@ def ask(
     two files are used for neither. Wording and selection depend only on the repository, the path
     and the text.
     """
-    facts = {
-        path: {_key(fact): fact for fact in _usable_facts(path, files[path])}
-        for path in sorted(files)
-    }
-    holders = Counter(key for in_file in facts.values() for key in in_file)
+    # 1. The facts of all files, by their keywords, and in how many files these occur
+    facts: dict[str, dict[tuple[str, ...], Statement]] = {}
+    file_counts: Counter[tuple[str, ...]] = Counter()
+    for path in sorted(files):
+        facts[path] = {_key(fact): fact for fact in _usable_facts(path, files[path])}
+        file_counts.update(facts[path].keys())
     questions: dict[str, list[FileQuestion]] = {}
-    for path, in_file in facts.items():
+    for path, file_facts in facts.items():
         chance = generator(0, "oracle", root, path)
+        # 2. The facts of this file alone that its excerpt has, in a random order
         excerpt_words = set(keywords(excerpts[path]))
         by_kind: dict[str, list[Statement]] = {}
-        for key, fact in in_file.items():
-            if holders[key] == 1 and excerpt_words.issuperset(key):
+        for key, fact in file_facts.items():
+            if file_counts[key] == 1 and excerpt_words.issuperset(key):
                 by_kind.setdefault(fact.kind, []).append(fact)
-        for same in by_kind.values():
-            chance.shuffle(same)
-        chosen: list[Statement] = []
-        # Spread over as many kinds as possible
-        while len(chosen) < per_file and any(by_kind.values()):
-            chosen += [same.pop() for same in by_kind.values() if same]
+        for group in by_kind.values():
+            chance.shuffle(group)
+        # 3. One of each kind in turn, for variety
+        choices: list[Statement] = []
+        while len(choices) < per_file and any(by_kind.values()):
+            choices += [group.pop() for group in by_kind.values() if group]
+        # 4. The questions, without those that give the file away
         place = NOTES if PurePosixPath(path).stem.lower() in NOTES_OF else TEXT
         place = CODE if kind_of(path) == "code" else place
-        questions[path] = [
-            FileQuestion.about(root, path, text, fact.answer, MODEL)
-            for fact in chosen[:per_file]
-            if not leaks(text := worded(fact.kind, fact.text, place, chance), path)
-        ]
+        questions[path] = []
+        for fact in choices[:per_file]:
+            question = worded(fact.kind, fact.text, place, chance)
+            if not leaks(question, path):
+                about = FileQuestion.about(root, path, question, fact.answer, MODEL)
+                questions[path].append(about)
     return questions
 
 
@@ -354,13 +370,14 @@ def leaks(question: str, path: str) -> bool:
     False
     """
     name = PurePosixPath(path)
+    if name.name.lower() in question.lower():
+        return True
     stem = " ".join(words(name.stem))
-    return name.name.lower() in question.lower() or (
-        bool(stem) and f" {stem} " in f" {' '.join(words(question))} "
-    )
+    return bool(stem) and f" {stem} " in f" {' '.join(words(question))} "
 
 
 def _key(fact: Statement) -> tuple[str, ...]:
+    """Equal for two facts with the same keywords."""
     return tuple(sorted(keywords(fact.text)))
 
 
@@ -372,19 +389,22 @@ def _usable_facts(path: str, text: str) -> Iterator[Statement]:
     low, high = WORDS_IN_QUESTION
     for fact in _facts(path, text):
         plain = tidy(fact.text)
+        # Enough words, besides those of the file's name
         distinctive = {word for word in keywords(plain) if not word.isdigit()} - stem
-        long_enough = low <= len(words(plain)) <= high and len(distinctive) >= low
-        if (
-            long_enough
-            and plain.isprintable()
-            and plain.split()[0].lower().strip(".,") not in CONTINUED
-            and "', '" not in plain
-            and all(plain.count(a) == plain.count(b) for a, b in ("()", "[]", "{}"))
-        ):
-            yield Statement(fact.kind, plain, " ".join(fact.answer.split())[:300])
+        if not low <= len(words(plain)) <= high or len(distinctive) < low:
+            continue
+        # Not the rest of a sentence, nor a piece of code
+        if not plain.isprintable() or "', '" in plain:
+            continue
+        if plain.split()[0].lower().strip(".,") in CONTINUED:
+            continue
+        if any(plain.count(left) != plain.count(right) for left, right in ("()", "[]", "{}")):
+            continue
+        yield Statement(fact.kind, plain, " ".join(fact.answer.split())[:300])
 
 
 def _facts(path: str, text: str) -> Iterator[Statement]:
+    """What a file says about itself, by its type."""
     suffix = PurePosixPath(path).suffix.lower()
     if suffix == ".ipynb":
         source = notebook_source(text)
@@ -408,23 +428,27 @@ def _python(text: str) -> Iterator[Statement]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about invalid escape sequences in the file
             tree = ast.parse(text)
-    # Such as that of a text that is cut
+    # A text that is cut off is no Python
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         yield from _code(text, PYTHON_DEFINITION)
         return
-    if documented := ast.get_docstring(tree):
-        yield Statement("about", _lowered(_sentence(documented)), _sentence(documented))
+    # 1. The module
+    docstring = ast.get_docstring(tree)
+    if docstring:
+        sentence = _sentence(docstring)
+        yield Statement("about", _lowered(sentence), sentence)
+    # 2. Its public classes and functions
     for node in ast.walk(tree):
-        if isinstance(
-            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-        ) and not node.name.startswith("_"):
-            documented = ast.get_docstring(node)
-            if documented:
-                yield Statement(
-                    "does", _lowered(_sentence(documented)), f"{node.name}: {_sentence(documented)}"
-                )
-            kind = "class" if isinstance(node, ast.ClassDef) else "name"
-            yield Statement(kind, spelled(node.name), f"{node.name}, in line {node.lineno}")
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        if node.name.startswith("_"):
+            continue
+        docstring = ast.get_docstring(node)
+        if docstring:
+            sentence = _sentence(docstring)
+            yield Statement("does", _lowered(sentence), f"{node.name}: {sentence}")
+        kind = "class" if isinstance(node, ast.ClassDef) else "name"
+        yield Statement(kind, spelled(node.name), f"{node.name}, in line {node.lineno}")
 
 
 def _code(text: str, definitions: re.Pattern[str] = DEFINITION) -> Iterator[Statement]:
@@ -434,24 +458,26 @@ def _code(text: str, definitions: re.Pattern[str] = DEFINITION) -> Iterator[Stat
     comment: list[str] = []
     first = True
     for line in text.splitlines():
+        # 1. A line of a comment, kept for the code below it
         bare = line.strip()
         if bare.startswith("#!"):
             continue
-        if bare.startswith(("//", "/*", "*", "#")) and not bare.startswith(
-            ("#include", "#define", "#if", "#endif", "#else")
-        ):
+        is_directive = bare.startswith(("#include", "#define", "#if", "#endif", "#else"))
+        if bare.startswith(("//", "/*", "*", "#")) and not is_directive:
             comment.append(re.sub(r"</?\w+>", "", bare).strip("/*#! ").strip())
             continue
+        # 2. A line of code: what the comment above it says of the file, of a definition, or of the
+        #    line
         definition = definitions.match(line) if len(line) <= LONGEST_LINE else None
-        sentence = _sentence(
-            " ".join(part for part in comment if part and not part.startswith("@"))
-        )
+        parts = [part for part in comment if part and not part.startswith("@")]
+        sentence = _sentence(" ".join(parts))
         if sentence and first and bare:
             yield Statement("about", _lowered(sentence), sentence)
         elif definition and definition["name"] not in KEYWORDS and not bare.endswith(";"):
             if sentence:
-                without = sentence.removeprefix(f"{definition['name']} ")  # as comments in Go begin
-                yield Statement("does", _lowered(without), f"{definition['name']}: {sentence}")
+                # In Go, a comment begins with the name
+                fact = sentence.removeprefix(f"{definition['name']} ")
+                yield Statement("does", _lowered(fact), f"{definition['name']}: {sentence}")
             yield Statement("name", spelled(definition["name"]), definition["name"])
         elif sentence and bare:
             yield Statement("does", _lowered(sentence), sentence)
@@ -465,21 +491,25 @@ def _headings(text: str) -> Iterator[Statement]:
     """
     lines = FENCED.sub("", text).splitlines()
     for index, line in enumerate(lines):
-        following = lines[index + 1].strip() if index + 1 < len(lines) else ""
-        below = " ".join(
-            part.strip()
-            for part in lines[index + 1 : index + 12]
-            if re.search(r"\w", part) and part[0] != "#"
-        )
-        if marked := re.match(r"#{1,6}\s+(.+)", line):
-            yield Statement("heading", _lowered(marked[1]), _sentence(below))
-        elif (
-            line.strip()
-            and len(following) >= len(line.strip()) > 3
-            and re.fullmatch(r"[=\-~^\"'+#*]+", following)
-        ):
-            yield Statement("heading", _lowered(line), _sentence(below))
-        elif match := re.match(r"\s*[-*]\s+(\w.{12,90}?)[:.](?:\s|$)", line):
+        parts = []
+        for part in lines[index + 1 : index + 12]:
+            if re.search(r"\w", part) and part[0] != "#":
+                parts.append(part.strip())
+        answer = _sentence(" ".join(parts))
+        # 1. A heading of Markdown
+        heading = re.match(r"#{1,6}\s+(.+)", line)
+        if heading:
+            yield Statement("heading", _lowered(heading[1]), answer)
+            continue
+        # 2. A line above a line of marks that is at least as long
+        next_line = lines[index + 1].strip() if index + 1 < len(lines) else ""
+        has_marks = re.fullmatch(r"[=\-~^\"'+#*]+", next_line)
+        if has_marks and len(next_line) >= len(line.strip()) > 3:
+            yield Statement("heading", _lowered(line), answer)
+            continue
+        # 3. An entry of a list that begins with a term or a sentence
+        match = re.match(r"\s*[-*]\s+(\w.{12,90}?)[:.](?:\s|$)", line)
+        if match:
             entry = line.strip(" -*")
             yield Statement(_kind_said(entry, match[1]), _lowered(match[1]), entry)
 
@@ -497,19 +527,19 @@ def _kind_said(text: str, beginning: str) -> str:
 
 
 def _table(text: str, separator: str) -> Iterator[Statement]:
+    reader = csv.reader(io.StringIO(text), delimiter=separator)
     try:
-        header, *rows = list(
-            itertools.islice(csv.reader(io.StringIO(text), delimiter=separator), 40)
-        ) or [[]]
+        header, *rows = list(itertools.islice(reader, 40)) or [[]]
     except csv.Error:
         return
+    # 1. Up to three columns that are next to each other
     columns = [spelled(name) for name in header if words(name)]
     for start in range(max(1, len(columns) - 2)):
         *part, last = columns[start : start + 3] or [""]
         if part:
-            yield Statement(
-                "columns", f"{', '.join(part)} and {last}", f"columns: {', '.join(header)}"
-            )
+            fact = f"{', '.join(part)} and {last}"
+            yield Statement("columns", fact, f"columns: {', '.join(header)}")
+    # 2. The first two cells of a row that have words
     for row in rows:
         cells = [cell.strip() for cell in row if re.search(r"[A-Za-z]{4}", cell) and len(cell) < 40]
         if len(row) == len(header) and cells:
@@ -530,6 +560,9 @@ def _settings(text: str, suffix: str) -> Iterator[Statement]:
 
 
 def _keys(value: Any, above: tuple[str, ...]) -> Iterator[Statement]:
+    """The keys of `value`, each with the key above it if it has only one word; of a list, those of
+    the first element.
+    """
     if len(above) >= 4:
         return
     if isinstance(value, list) and value:
@@ -539,11 +572,9 @@ def _keys(value: Any, above: tuple[str, ...]) -> Iterator[Statement]:
         if isinstance(inside, dict | list):
             yield from _keys(inside, path)
         elif path[-1]:
-            fact = (
-                path[-1]
-                if len(path[-1].split()) > 1 or len(path) < 2
-                else f"{path[-1]} of {path[-2]}"
-            )
+            fact = path[-1]
+            if len(fact.split()) <= 1 and len(path) > 1:
+                fact += f" of {path[-2]}"
             kind = "switch" if str(inside).lower() in ("true", "false") else "key"
             yield Statement(kind, fact, f"{key}: {inside}"[:200])
 

@@ -21,7 +21,7 @@ from reflectkit.text import bm25, keywords
 from reflectkit.types import Task, from_json
 
 ENV = "auto_explore"
-OWN = ("question", "answer", "optimal_path", "filename", "root", "n_level", "model")
+FIELDS = ("question", "answer", "optimal_path", "filename", "root", "n_level", "model")
 """The fields of a question, in the order of the file format."""
 
 
@@ -44,7 +44,14 @@ class FileQuestion:
     """The teacher that asked it."""
 
     @classmethod
-    def about(cls, root: str, filename: str, question: str, answer: str, model: str) -> Self:
+    def about(
+        cls,
+        root: str,
+        filename: str,
+        question: str,
+        answer: str,
+        model: str,
+    ) -> Self:
         """A question about file `filename`, with the path to it."""
         return cls(
             question,
@@ -60,14 +67,14 @@ class FileQuestion:
     def id(self) -> str:
         """Equal exactly for the same question about the same file."""
         key = "\x1f".join((self.root, self.filename, self.question))
-        return f"{self.root}-{hashlib.blake2b(key.encode('utf-8', 'surrogatepass'), digest_size=6).hexdigest()}"
+        digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=6)
+        return f"{self.root}-{digest.hexdigest()}"
 
 
 def to_json(question: FileQuestion) -> dict[str, Any]:
     """The record that `gen-task` and `filter-task` write."""
-    return {name: getattr(question, name) for name in OWN} | {
-        "optimal_path": list(question.optimal_path)
-    }
+    record = {name: getattr(question, name) for name in FIELDS}
+    return record | {"optimal_path": list(question.optimal_path)}
 
 
 def read_question(value: object, where: Path | str) -> FileQuestion:
@@ -83,26 +90,23 @@ def from_record(value: object, where: Path | str) -> object:
     """
     if not isinstance(value, Mapping) or "data" in value or "question" not in value:
         return value
+    # 1. The problem
     question = read_question(value, where)
-    demonstrations = value.get("trajectories") or []
-    if not isinstance(demonstrations, list) or not all(
-        isinstance(item, Mapping) for item in demonstrations
-    ):
-        raise DataError(where, "expected a list of objects", field="trajectories")
     data = to_json(question)
-    if answers := sorted(
-        {name for item in demonstrations if (name := plain_path(item.get("filename")))}
-    ):
-        data["teacher_answers"] = answers
+    # 2. The demonstrations, and the files that these named
+    items = value.get("trajectories") or []
+    if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
+        raise DataError(where, "expected a list of objects", field="trajectories")
+    answers = {plain_path(item.get("filename")) for item in items} - {""}
+    if answers:
+        data["teacher_answers"] = sorted(answers)
     return {
         "id": value.get("id", question.id),
         "env": ENV,
         "level": str(question.filename.count("/")),
         "group": question.root,
         "data": data,
-        "trajectories": [
-            _demonstration(dict(item), number) for number, item in enumerate(demonstrations)
-        ],
+        "trajectories": [_demonstration(dict(item), number) for number, item in enumerate(items)],
     }
 
 
@@ -110,7 +114,7 @@ def to_record(task: Task, trajectories: list[dict[str, Any]]) -> dict[str, Any]:
     """The record of a task in the original's layout."""
     return {
         "id": task.id,
-        **{name: task.data.get(name) for name in OWN},
+        **{name: task.data.get(name) for name in FIELDS},
         "trajectories": trajectories,
     }
 
@@ -125,18 +129,20 @@ def _demonstration(item: dict[str, Any], number: int) -> dict[str, Any]:
     steps: Any = item.get("trajectory")
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         return item
+    # 1. Commands as the env has them
     for step in steps:
-        step["cmd"] = (
-            normal_command(step["cmd"]) if isinstance(step.get("cmd"), str) else step.get("cmd")
-        )
+        command = step.get("cmd")
+        step["cmd"] = normal_command(command) if isinstance(command, str) else command
         step["reflection"] = step.get("reflection") or ""
     steps = item["trajectory"] = [step for step in steps if step["cmd"] not in ("ls", "ls .")]
-    negative = str(item["info"]).startswith("negative")
-    if steps and not negative and str(steps[-1]["cmd"]).startswith("cat "):
+    # 2. The answer
+    is_negative = str(item["info"]).startswith("negative")
+    if steps and not is_negative and str(steps[-1]["cmd"]).startswith("cat "):
         steps.append({"reflection": "", "cmd": "id" + steps[-1]["cmd"][3:]})
-    last = {1: "correction", 2: "mistake"} if negative else {}
+    # 3. The marks, by the distance from the end
+    notes = {1: "correction", 2: "mistake"} if is_negative else {}
     for index, step in enumerate(steps):
-        step.setdefault("note", last.get(len(steps) - index, "positive"))
+        step.setdefault("note", notes.get(len(steps) - index, "positive"))
     return item
 
 
@@ -178,12 +184,13 @@ def found_by_words(questions: Sequence[FileQuestion], files: Mapping[str, str]) 
     if not questions or not any(words):
         return 0
     index = bm25(words)
-    found = 0
+    count = 0
     for question in questions:
-        asked = keywords(question.question)
-        scores = dict(zip(paths, map(float, index.get_scores(asked)), strict=True)) if asked else {}
-        own = scores.get(question.filename, 0.0)
-        found += own > 0 and all(
-            score < own for path, score in scores.items() if path != question.filename
-        )
-    return found
+        keys = keywords(question.question)
+        if not keys:
+            continue
+        scores = dict(zip(paths, map(float, index.get_scores(keys)), strict=True))
+        score = scores.pop(question.filename, 0.0)
+        # A tie is no first place
+        count += score > max(scores.values(), default=0.0) and score > 0
+    return count

@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,12 @@ class Repository:
     file by path.
     """
 
-    def __init__(self, root: Path, folders: Mapping[str, Folder], sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        folders: Mapping[str, Folder],
+        sizes: Mapping[str, int],
+    ) -> None:
         self.root, self.folders, self.sizes = root, folders, sizes
         self.memo: dict[Any, Any] = {}  # cache for results derived from these files
 
@@ -96,8 +100,9 @@ def _open(root: str, inode: int, changed_ns: int) -> Repository:
             entries = []
         for entry in entries:
             name, inside = entry.name, os.path.join(path, entry.name)
-            showable = not name.startswith(".") and name.isprintable() and name == name.strip()
-            if not showable or len(name) > MAX_FILE_NAME or entry.is_symlink():
+            # Only names that a prompt can hold, and nothing that leads out of the repository
+            is_plain = not name.startswith(".") and name.isprintable() and name == name.strip()
+            if not is_plain or len(name) > MAX_FILE_NAME or entry.is_symlink():
                 continue
             if entry.is_dir(follow_symlinks=False):
                 folder_names.append(name)
@@ -115,13 +120,10 @@ def _read(root: Path, path: str, budget: int) -> str | None:
     full = os.path.join(root, path)
     if os.path.realpath(full) != os.path.join(os.path.realpath(root), path):
         return None  # a folder on the path has become a link
+    # 1. The bytes: all, or those of both ends. The two flags are missing on Windows.
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        with open(
-            os.open(
-                full, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-            ),
-            "rb",
-        ) as file:
+        with open(os.open(full, flags), "rb") as file:
             content = file.read(READ_WHOLE + 1)
             if len(content) <= READ_WHOLE:
                 text = content.decode("utf-8")
@@ -132,13 +134,12 @@ def _read(root: Path, path: str, budget: int) -> str | None:
                 text = LEFT_OUT.join(part.decode("utf-8", "ignore") for part in ends)
     except (OSError, UnicodeDecodeError):
         return None
+    # 2. The text: of a notebook its cells, and without the control characters, which a terminal
+    #    obeys
     if path.endswith(".ipynb"):
         text = notebook_source(text) or text
-    # without the control characters, which a terminal obeys
-    return shorten(
-        "".join(character for character in text if character in "\n\t" or character.isprintable()),
-        budget,
-    )
+    characters = [each for each in text if each in "\n\t" or each.isprintable()]
+    return shorten("".join(characters), budget)
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -162,12 +163,15 @@ class Walk:
     """
 
     def __init__(
-        self, repository: Repository, budget: int, hidden: Callable[[str], bool] | None = None
+        self,
+        repository: Repository,
+        budget: int,
+        hidden: Callable[[str], bool] | None = None,
     ) -> None:
         self.repository, self.budget, self.hidden = repository, budget, hidden
         self.here = ""
         """Path of the current folder."""
-        self.shown: list[str] = []
+        self.reads: list[str] = []
         """Paths of the files that `cat` has shown, in order."""
         self._folders: dict[str, Folder] = {}
 
@@ -193,17 +197,14 @@ class Walk:
         A file that was shown is not offered to `cat` again. In a crowded folder the last files are
         not offered.
         """
-        every = _commands(self.folder, bool(self.here))
-        shown_here = {
-            f"cat {os.path.basename(path)}"
-            for path in self.shown
-            if os.path.dirname(path) == self.here
-        }
-        return (
-            tuple(command for command in every if command not in shown_here)
-            if shown_here
-            else every
-        )
+        commands = _commands(self.folder, bool(self.here))
+        repetitions = set()
+        for path in self.reads:
+            if os.path.dirname(path) == self.here:
+                repetitions.add(f"cat {os.path.basename(path)}")
+        if not repetitions:
+            return commands
+        return tuple(command for command in commands if command not in repetitions)
 
     def run(self, command: str) -> Output | str:
         """Perform one command line: the path that `id` names, or the output of the others. Raises
@@ -212,6 +213,7 @@ class Walk:
         A file that can no longer be read is an error in the output, an empty file a warning.
         """
         verb, _, name = command.partition(" ")
+        # 1. Another folder
         if command == UP and self.here:
             self.here = os.path.dirname(self.here)
             return Output()
@@ -219,15 +221,13 @@ class Walk:
         if verb == "cd" and name in self.folder.folders:
             self.here = path
             return Output()
-        if (
-            verb not in ("cat", "id")
-            or name not in self.folder.files
-            or (verb == "cat" and path in self.shown)
-        ):
+        # 2. A file, which can be read once
+        is_legal = verb in ("cat", "id") and name in self.folder.files
+        if not is_legal or (verb == "cat" and path in self.reads):
             raise IllegalActionError(f"cannot {command!r:.80} in /{self.here}")
         if verb == "id":
             return path
-        self.shown.append(path)
+        self.reads.append(path)
         text = self.repository.view(path, self.budget)
         if text is None:
             return Output(f"Error: {name} cannot be read", errors=1)
@@ -239,14 +239,16 @@ def _commands(folder: Folder, can_go_up: bool) -> tuple[str, ...]:
     ways = [UP] * can_go_up + [f"cd {name}" for name in folder.folders]
     room = max(0, MOST_COMMANDS - len(ways)) // 2
     files = folder.files[:room]
-    return tuple(
-        [*ways, *(f"cat {name}" for name in files), *(f"id {name}" for name in files)][
-            :MOST_COMMANDS
-        ]
-    )
+    commands = [*ways, *(f"cat {name}" for name in files), *(f"id {name}" for name in files)]
+    return tuple(commands[:MOST_COMMANDS])
 
 
-def shortest_path(target: str, here: str = "", *, read: bool = False) -> list[str]:
+def shortest_path(
+    target: str,
+    here: str = "",
+    *,
+    read: bool = False,
+) -> list[str]:
     """The commands from folder `here` that read file `target` and name it. read: whether it was
     read before.
 
@@ -255,11 +257,16 @@ def shortest_path(target: str, here: str = "", *, read: bool = False) -> list[st
     """
     *folders, name = target.split("/")
     current = here.split("/") if here else []
-    common = sum(
-        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(folders, current, strict=False))
-    )
-    ways = [UP] * (len(current) - common) + [f"cd {folder}" for folder in folders[common:]]
-    return [*ways, *([] if read else [f"cat {name}"]), f"id {name}"]
+    common = 0
+    for folder, other in zip(folders, current, strict=False):
+        if folder != other:
+            break
+        common += 1
+    commands = [UP] * (len(current) - common)
+    commands += [f"cd {folder}" for folder in folders[common:]]
+    if not read:
+        commands.append(f"cat {name}")
+    return [*commands, f"id {name}"]
 
 
 def offered(repository: Repository, path: str) -> bool:

@@ -61,7 +61,9 @@ def trial_of(domain: str, number: int) -> Trial:
     settings = rules().domains[domain]
     if domain == "rush_hour":
         return _rush_hour_trial(
-            number, vehicles=settings["vehicles"], min_moves=settings["min_moves"]
+            number,
+            vehicles=settings["vehicles"],
+            min_moves=settings["min_moves"],
         )
     problem = MODULES[domain].problem(number, **settings)
     if domain == "tiles":
@@ -80,7 +82,9 @@ def _looked_up(distances: Mapping[Hashable, int], state: Hashable) -> float:
 def _tile_distances() -> dict[Hashable, int]:
     """Of every board that can be solved; all trials have the same goal, and moves can be undone."""
     table: dict[Hashable, int] = distances_to_goal(
-        start=tiles.SOLVED, moves=tiles.slide, solved=tiles.is_solved
+        start=tiles.SOLVED,
+        moves=tiles.slide,
+        solved=tiles.is_solved,
     )
     return table
 
@@ -144,7 +148,9 @@ def _blocks_table(heights: tuple[int, ...]) -> dict[bytes, int]:
 
 
 def _blocks_distance(
-    heights: tuple[int, ...], numbers: Mapping[str, int], state: frozenset[str]
+    heights: tuple[int, ...],
+    numbers: Mapping[str, int],
+    state: frozenset[str],
 ) -> float:
     return _blocks_table(heights)[_encoded(state, numbers)]
 
@@ -155,7 +161,11 @@ def _blocks_distance(
 class SlidingBoard:
     """All states that are reached from the start of a board, and their distances to the exit."""
 
-    def __init__(self, vehicles: Sequence[Any], start: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        vehicles: Sequence[Any],
+        start: Sequence[tuple[int, int]],
+    ) -> None:
         self.vehicles = tuple(vehicles)
         self.shifts_V = 3 * np.arange(len(self.vehicles))
         self.cells_VP = np.zeros((len(self.vehicles), rush_hour.SIZE + 2), dtype=np.int64)

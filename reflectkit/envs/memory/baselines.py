@@ -175,6 +175,8 @@ def beginning(text: str, tokens: int) -> str:
     """
     text_start = text[: LONGEST_TOKEN * (tokens + 1)]
     end = bisect.bisect_right(
-        range(len(text_start) + 1), tokens, key=lambda length: count_tokens(text_start[:length])
+        range(len(text_start) + 1),
+        tokens,
+        key=lambda length: count_tokens(text_start[:length]),
     )
     return text_start[: end - 1].rstrip()

@@ -247,16 +247,22 @@ class MemorySettings(Config):
     )
     recent: int = option(5, help="Number of most recent items shown of each list.", ge=0)
     related: int = option(
-        5, help="Number of items most similar to the chunk shown of each list.", ge=0
+        5,
+        help="Number of items most similar to the chunk shown of each list.",
+        ge=0,
     )
     brief: bool = option(
         False, help="Leave out the instructions in the prompt, for a model trained without them."
     )
     compression_weight: float = option(
-        0.05, help="Weight of compression in the reward (the paper's β).", ge=0
+        0.05,
+        help="Weight of compression in the reward (the paper's β).",
+        ge=0,
     )
     content_weight: float = option(
-        0.1, help="Weight of correct content in the reward (the paper's γ).", ge=0
+        0.1,
+        help="Weight of correct content in the reward (the paper's γ).",
+        ge=0,
     )
 
     @field_validator("retrieval")
@@ -347,7 +353,10 @@ class Memory(Env):
     )
 
     def __init__(
-        self, reader: Reader | None = None, judge: Judge | None = None, **settings: Any
+        self,
+        reader: Reader | None = None,
+        judge: Judge | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__(**settings)
         self.reader: Reader = reader or Extractive()
@@ -368,7 +377,9 @@ class Memory(Env):
             raise DataError(task.id, f"has {length}, and --horizon is {self.horizon}; raise it")
         if content.facts is not None and len(content.facts) != len(self._chunks):
             raise DataError(
-                task.id, f"has {length}, and facts of {len(content.facts)}", field="data.facts"
+                task.id,
+                f"has {length}, and facts of {len(content.facts)}",
+                field="data.facts",
             )
         if any(question.kind == ROUGE for question in content.questions):
             rouge_scorer()  # raises if it is not installed
@@ -384,7 +395,10 @@ class Memory(Env):
         self.store = Store()
         self._at, self.mark = 0, ""
         self._recall: Callable[[str], list[str]] = partial(
-            most_related, self.store, RETRIEVED, self._related
+            most_related,
+            self.store,
+            RETRIEVED,
+            self._related,
         )
         self._refusals: tuple[str, ...] = ()
         return self._observe()
@@ -479,7 +493,9 @@ class Memory(Env):
         for kind in () if over else LISTS:
             items = self.store.listed(kind)
             near = self._related(
-                [item.text for item in items], self._chunks[self._at], self.settings.related
+                [item.text for item in items],
+                self._chunks[self._at],
+                self.settings.related,
             )
             newest = items[len(items) - self.settings.recent :]
             shown_ids |= {items[index].id for index in near} | {item.id for item in newest}

@@ -127,7 +127,9 @@ class _World:
             value = self.own[name] = chance.choice(OWN[name])
             key = f"The user's {name}"
             return f"The user says: my {name} is {value}.", ConversationFact(
-                CORE, key, f"{key} is {value}"
+                CORE,
+                key,
+                f"{key} is {value}",
             )
         fresh = [(f"{person}'s {name}", name) for person in self.people for name in VALUES]
         fresh = [(key, name) for key, name in fresh if key not in self.values]
@@ -174,7 +176,11 @@ class _World:
         ]
 
 
-def _question(question: str, answer: str, values: Sequence[str]) -> dict[str, Any]:
+def _question(
+    question: str,
+    answer: str,
+    values: Sequence[str],
+) -> dict[str, Any]:
     """values: all possible answers; a reply must contain none but the correct one."""
     wrong = [value for value in values if value != answer]
     return {"question": question, "answer": answer, "kind": "contain", "wrong": wrong}

@@ -71,10 +71,15 @@ class DataSource:
 
 SOURCES: Mapping[tuple[str, ...], DataSource] = {
     ("booksum", "infbench_sum", "long_range_understanding"): DataSource(
-        "share", SUMMARY, 2048, ","
+        "share",
+        SUMMARY,
+        2048,
+        ",",
     ),
     ("pubmed", "ttl_train", "test_time_learning", "icl_", "nlu", "trec"): DataSource(
-        "label", LABELS, 300
+        "label",
+        LABELS,
+        300,
     ),
     ("squad", "hotpotqa"): DataSource("substring"),
     ("perltqa",): DataSource("share", split=";"),
@@ -100,7 +105,9 @@ def source_of(name: str) -> DataSource:
 
 
 def answers_of(
-    entry: Mapping[str, Any], source: DataSource, titles: Mapping[str, str]
+    entry: Mapping[str, Any],
+    source: DataSource,
+    titles: Mapping[str, str],
 ) -> list[str]:
     """The right answers of a published question, none of them empty: alternatives, or the parts of
     one.
@@ -161,7 +168,12 @@ def read_parquet(path: Path, titles: Mapping[str, str]) -> Iterator[Task]:
         raise DataError(path, f"cannot be read as parquet ({reason}); download it again") from None
 
 
-def _task(where: str, number: int, row: dict[str, Any], titles: Mapping[str, str]) -> Task:
+def _task(
+    where: str,
+    number: int,
+    row: dict[str, Any],
+    titles: Mapping[str, str],
+) -> Task:
     """where: the row's place, for errors."""
     name = str(row.get("data_source") or "memalpha")
     source = source_of(name)
@@ -189,7 +201,12 @@ def _task(where: str, number: int, row: dict[str, Any], titles: Mapping[str, str
     return Task(identity, "memory", level_of(chunks), identity, data)
 
 
-def _listed(row: dict[str, Any], field: str, kind: type, where: str) -> list[Any]:
+def _listed(
+    row: dict[str, Any],
+    field: str,
+    kind: type,
+    where: str,
+) -> list[Any]:
     """The column `field`, a list of `kind` or its JSON text."""
     value = row.get(field)
     with contextlib.suppress(ValueError):
@@ -209,7 +226,9 @@ class ConversationSettings(Config):
     """The generator's settings."""
 
     instances: int | None = option(
-        None, help=f"Conversations of 4 to 10 chunks to generate; default: {CONVERSATIONS}.", ge=0
+        None,
+        help=f"Conversations of 4 to 10 chunks to generate; default: {CONVERSATIONS}.",
+        ge=0,
     )
     long_instances: int = option(300, help="Conversations of 40 chunks to generate.", ge=0)
     parquet: tuple[Path, ...] = option(
@@ -298,7 +317,9 @@ class MemoryProblems(ProblemGenerator):
             part: sum(len(task.data[part]) for task in tasks) for part in ("chunks", "questions")
         }
         return Generated(
-            {"data": tasks}, figures, (figures_table(f"Conversations in {path}", "count", figures),)
+            {"data": tasks},
+            figures,
+            (figures_table(f"Conversations in {path}", "count", figures),),
         )
 
 

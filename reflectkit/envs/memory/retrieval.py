@@ -69,7 +69,10 @@ def retriever(name: str) -> Related:
 
 
 def nearest(
-    embed: Callable[[Sequence[str]], Any], texts: Sequence[str], query: str, limit: int
+    embed: Callable[[Sequence[str]], Any],
+    texts: Sequence[str],
+    query: str,
+    limit: int,
 ) -> list[int]:
     """Indices of the `limit` texts with the highest cosine similarity to `query`, best first; ties
     in their order.
@@ -100,7 +103,12 @@ def _index(texts: tuple[str, ...]) -> Any:
     return bm25([words(text) for text in texts])
 
 
-def most_related(store: Store, limit: int, retrieve: Related, question: str) -> list[str]:
+def most_related(
+    store: Store,
+    limit: int,
+    retrieve: Related,
+    question: str,
+) -> list[str]:
     """The core, and up to `limit` of the most related items of each list (the paper's
     `search_memory`), best first, within READER_TOKENS.
     """
@@ -140,7 +148,11 @@ class Extractive:
     are favoured.
     """
 
-    def answer(self, queries: Sequence[Query], memories: Sequence[Sequence[str]]) -> list[str]:
+    def answer(
+        self,
+        queries: Sequence[Query],
+        memories: Sequence[Sequence[str]],
+    ) -> list[str]:
         """See `env.Reader`."""
         return [
             self._quote(query.question, texts)

@@ -101,7 +101,10 @@ def content(
 
 
 def _right(
-    outcome: CallOutcome, chunk: str, facts: Sequence[ConversationFact], valid: ValidFacts
+    outcome: CallOutcome,
+    chunk: str,
+    facts: Sequence[ConversationFact],
+    valid: ValidFacts,
 ) -> bool:
     written, removed, kind = outcome.written, outcome.removed, outcome.call.arguments["memory_type"]
     if not written:

@@ -81,7 +81,9 @@ def score(question: Question, answer: str) -> float:
 
 
 def scores(
-    questions: Sequence[Question], answers: Sequence[str], judge: Judge | None
+    questions: Sequence[Question],
+    answers: Sequence[str],
+    judge: Judge | None,
 ) -> list[float] | Awaitable[list[float]]:
     """The score of each answer, 0 … 1; awaitable if the judge is. Raises EnvironmentFailure if it
     cannot be reached.
@@ -89,7 +91,9 @@ def scores(
     pairs = list(zip(questions, answers, strict=True))
     claims = {
         number: Claim(
-            question.question, "; ".join(question.answers), answer.split("</think>")[-1].strip()
+            question.question,
+            "; ".join(question.answers),
+            answer.split("</think>")[-1].strip(),
         )
         for number, (question, answer) in enumerate(pairs)
         if judge is not None and question.kind == RUBRIC

@@ -83,7 +83,12 @@ def _check_text(text: str, kind: str) -> None:
         )
 
 
-def _tool(name: str, description: str, required: list[str], **properties: Any) -> ToolSpec:
+def _tool(
+    name: str,
+    description: str,
+    required: list[str],
+    **properties: Any,
+) -> ToolSpec:
     schema = {
         "type": "object",
         "properties": properties,
@@ -170,7 +175,11 @@ def apply(store: Store, call: ToolCall, chunk: int) -> CallOutcome:
             else:
                 raise RefusedChangeError("core_memory is already empty")
             return CallOutcome(
-                call, True, f"deleted from {kind}", removed=old.text, fresh=old.chunk == chunk
+                call,
+                True,
+                f"deleted from {kind}",
+                removed=old.text,
+                fresh=old.chunk == chunk,
             )
         text = " ".join(call.arguments["content" if call.name == INSERT else "new_content"].split())
         held = [store.held(CORE, None)] if kind == CORE else store.listed(kind)

@@ -287,7 +287,11 @@ def untold(requests: Sequence[UserRequest], replies: Sequence[Sequence[str]]) ->
     return missing
 
 
-def _tells(request: UserRequest, stated: str, alternatives: Sequence[str]) -> bool:
+def _tells(
+    request: UserRequest,
+    stated: str,
+    alternatives: Sequence[str],
+) -> bool:
     """Whether a reply tells a fact in one of its wordings, of which a number may be written in any
     way. Of a question about the stock, the option's name, such as "two slots", is no number.
     """
@@ -345,7 +349,11 @@ class Requests(Taskset):
         """A generated task, for users without a file of them."""
         source = source_of(seed % 2**31, CUSTOMERS)
         return make_task(
-            seed, 0, SEVERAL if level == ALL else level, shop(source["seed"], CUSTOMERS), source
+            seed,
+            0,
+            SEVERAL if level == ALL else level,
+            shop(source["seed"], CUSTOMERS),
+            source,
         )
 
     def at_level(self, task: Task, level: str) -> Task | None:
@@ -506,7 +514,9 @@ class SupportTaskSettings(Config):
     """The generator's settings."""
 
     instances: int | None = option(
-        None, help=f"Tasks of each level (one, several, refuse); default: {INSTANCES}.", ge=1
+        None,
+        help=f"Tasks of each level (one, several, refuse); default: {INSTANCES}.",
+        ge=1,
     )
     customers: int = option(CUSTOMERS, help="Customers of the generated shop.", ge=20)
 
@@ -536,7 +546,9 @@ class SupportTasks(ProblemGenerator):
         figures |= {level: sum(task.level == level for task in tasks) for level in levels}
         path = self.folder / "data.json"
         return Generated(
-            {"data": tasks}, figures, (figures_table(f"Tasks in {path}", "count", figures),)
+            {"data": tasks},
+            figures,
+            (figures_table(f"Tasks in {path}", "count", figures),),
         )
 
 

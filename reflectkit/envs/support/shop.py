@@ -72,7 +72,13 @@ class ShopDatabase:
         text = json.dumps(self.tables, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
-    def customers_with(self, *, email: str = "", name: str = "", city: str = "") -> list[str]:
+    def customers_with(
+        self,
+        *,
+        email: str = "",
+        name: str = "",
+        city: str = "",
+    ) -> list[str]:
         """Ids of the customers with this email, or with this name in this city, whatever the case."""
         return self._customers.get(
             tuple(part.strip().lower() for part in ((email,) if email else (name, city))), []
@@ -176,7 +182,11 @@ def shop(seed: int, customers: int = CUSTOMERS) -> ShopDatabase:
         address = an_address(chance)
         for order in orders:
             tables["orders"][order] = {"customer": customer} | _order(
-                payments, address, items, products, chance
+                payments,
+                address,
+                items,
+                products,
+                chance,
             )
         tables["customers"][customer] = {
             "name": name,

@@ -58,7 +58,12 @@ class UnfitError(Exception):
 class Shopper:
     """A customer, and what a request can be about. An order is the subject of one request at most."""
 
-    def __init__(self, database: ShopDatabase, customer: str, chance: random.Random) -> None:
+    def __init__(
+        self,
+        database: ShopDatabase,
+        customer: str,
+        chance: random.Random,
+    ) -> None:
         self.tables, self.customer, self.chance = database.tables, customer, chance
         self.record = self.tables["customers"][customer]
         self.items = self.tables["items"]
@@ -75,7 +80,9 @@ class Shopper:
         return self.chance.choice(fitting)
 
     def order(
-        self, status: str, fits: Callable[[Record], bool] = lambda order: True
+        self,
+        status: str,
+        fits: Callable[[Record], bool] = lambda order: True,
     ) -> tuple[str, Record]:
         """One of the customer's orders that is not used yet. Raises UnfitError."""
         orders = self.tables["orders"]
@@ -148,7 +155,11 @@ class Shopper:
         )
 
     def forbidden(
-        self, kind: Kind, facts: Mapping[str, str], rule: RuleName, product: str = ""
+        self,
+        kind: Kind,
+        facts: Mapping[str, str],
+        rule: RuleName,
+        product: str = "",
     ) -> UserRequest:
         """A request that a rule forbids."""
         return UserRequest(kind, wording(kind, self.chance), facts, rule=rule, product=product)
@@ -171,21 +182,30 @@ def allowed(shopper: Shopper, kind: str) -> UserRequest:
             call = ToolCall("cancel_order", {"order": order, "reason": then})
             facts = {"order": order, "reason": first}
             return shopper.wish(
-                "cancel", facts, call, revised={"reason": then}, told=record["paid"]
+                "cancel",
+                facts,
+                call,
+                revised={"reason": then},
+                told=record["paid"],
             )
         case "address":
             order, record = shopper.order(PENDING)
             first, then = shopper.address(record), shopper.address(record)
             call = ToolCall("change_address", {"order": order, "address": then})
             return shopper.wish(
-                "address", {"order": order, "address": first}, call, revised={"address": then}
+                "address",
+                {"order": order, "address": first},
+                call,
+                revised={"address": then},
             )
         case "payment":
             order, record = shopper.order(PENDING)
             payment = shopper.other_payment(record)
             call = ToolCall("change_payment", {"order": order, "payment": payment})
             return shopper.wish(
-                "payment", {"order": order, "payment": shopper.kind_of(payment)}, call
+                "payment",
+                {"order": order, "payment": shopper.kind_of(payment)},
+                call,
             )
         case "swap" | "exchange":  # another option of an item
             order, record = (
@@ -216,7 +236,10 @@ def allowed(shopper: Shopper, kind: str) -> UserRequest:
         case "credit":
             order, _ = shopper.order(DELIVERED, lambda record: record["late_days"] >= LATE_DAYS)
             return shopper.wish(
-                "credit", {"order": order}, ToolCall("credit", {"order": order}), told=TEN
+                "credit",
+                {"order": order},
+                ToolCall("credit", {"order": order}),
+                told=TEN,
             )
         case "paid":
             order, record = shopper.order(chance.choice((PENDING, SHIPPED, DELIVERED)))
@@ -228,7 +251,11 @@ def allowed(shopper: Shopper, kind: str) -> UserRequest:
     told = ((str(stock),),) if stock else ((*RULES["stock"].words, "0", "none"),)
     say = wording("stock", chance, product=product, option=option)
     return UserRequest(
-        "stock", say, {"item": product, "option": option}, told=told, product=product
+        "stock",
+        say,
+        {"item": product, "option": option},
+        told=told,
+        product=product,
     )
 
 
@@ -245,17 +272,23 @@ def forbidden(shopper: Shopper, wish: str) -> UserRequest:
         case "cancel shipped":
             order, _ = shopper.order(SHIPPED)
             return shopper.forbidden(
-                "cancel", {"order": order, "reason": chance.choice(REASONS)}, "shipped"
+                "cancel",
+                {"order": order, "reason": chance.choice(REASONS)},
+                "shipped",
             )
         case "cancel for a bad reason":
             order, _ = shopper.order(PENDING)
             return shopper.forbidden(
-                "cancel", {"order": order, "reason": "cheaper elsewhere"}, "reason"
+                "cancel",
+                {"order": order, "reason": "cheaper elsewhere"},
+                "reason",
             )
         case "redirect shipped":
             order, record = shopper.order(SHIPPED)
             return shopper.forbidden(
-                "address", {"order": order, "address": shopper.address(record)}, "shipped"
+                "address",
+                {"order": order, "address": shopper.address(record)},
+                "shipped",
             )
         case "swap for sold out":
             order, record = shopper.order(PENDING)
@@ -263,7 +296,10 @@ def forbidden(shopper: Shopper, wish: str) -> UserRequest:
             shopper.asked.add(wanted)
             product, option = shopper.split(wanted)
             return shopper.forbidden(
-                "swap", {"order": order, "item": product, "option": option}, "stock", product
+                "swap",
+                {"order": order, "item": product, "option": option},
+                "stock",
+                product,
             )
         case "return late":
             order, record = shopper.order(DELIVERED, lambda record: not is_recent(record))
@@ -276,7 +312,9 @@ def forbidden(shopper: Shopper, wish: str) -> UserRequest:
                 raise UnfitError
             item, _ = shopper.split(chance.choice(record["items"]))
             request = shopper.forbidden(
-                "return", {"order": order, "item": item, "payment": payment}, "payment"
+                "return",
+                {"order": order, "item": item, "payment": payment},
+                "payment",
             )
             return replace(request, say=wording("elsewhere", chance, payment=payment))
         case "someone else's":
@@ -285,7 +323,9 @@ def forbidden(shopper: Shopper, wish: str) -> UserRequest:
             if orders[order]["customer"] == shopper.customer or orders[order]["status"] != PENDING:
                 raise UnfitError
             return shopper.forbidden(
-                "cancel", {"order": order, "reason": chance.choice(REASONS)}, "owner"
+                "cancel",
+                {"order": order, "reason": chance.choice(REASONS)},
+                "owner",
             )
         case "credit in time":
             order, _ = shopper.order(DELIVERED, lambda record: record["late_days"] < LATE_DAYS)
@@ -296,7 +336,11 @@ def forbidden(shopper: Shopper, wish: str) -> UserRequest:
 
 
 def make_task(
-    seed: int, number: int, level: str, database: ShopDatabase, source: Mapping[str, Any]
+    seed: int,
+    number: int,
+    level: str,
+    database: ShopDatabase,
+    source: Mapping[str, Any],
 ) -> Task:
     """Task `number` of `level`. source: how to make the database again, as `database` in the task's
     data.
@@ -325,7 +369,11 @@ def make_task(
         "requests": [to_json(request) for request in requests],
     }
     return Task(
-        f"support-{level}-{seed}-{number}", NAME, level, f"shop-{source['seed']}-{customer}", data
+        f"support-{level}-{seed}-{number}",
+        NAME,
+        level,
+        f"shop-{source['seed']}-{customer}",
+        data,
     )
 
 
@@ -335,7 +383,9 @@ def source_of(seed: int, customers: int) -> dict[str, Any]:
 
 
 def _drawn(
-    level: str, database: ShopDatabase, chance: random.Random
+    level: str,
+    database: ShopDatabase,
+    chance: random.Random,
 ) -> tuple[str, str, list[UserRequest]]:
     """(customer, mood, requests), in which the requests fit the customer and the mood."""
     customers = list(database.tables["customers"])
@@ -368,7 +418,12 @@ def _wishes(level: str, chance: random.Random) -> list[str]:
     return wishes
 
 
-def _requests(level: str, shopper: Shopper, wishes: Sequence[str], mood: str) -> list[UserRequest]:
+def _requests(
+    level: str,
+    shopper: Shopper,
+    wishes: Sequence[str],
+    mood: str,
+) -> list[UserRequest]:
     """The requests of one task. Raises UnfitError."""
     requests = [
         forbidden(shopper, wish) if wish in FORBIDDEN else allowed(shopper, wish) for wish in wishes

@@ -185,13 +185,22 @@ def return_item(ledger: Ledger, order: str, item: str, payment: str) -> Record:
     kept = list(record["items"])
     kept.remove(item)
     ledger.change(
-        "orders", order, items=kept, returned=returned, refunded=euros(record["refunded"] + price)
+        "orders",
+        order,
+        items=kept,
+        returned=returned,
+        refunded=euros(record["refunded"] + price),
     )
     return {"refunded": price, "payment": payment}
 
 
 @_tool(order=STRING, item=STRING, new_item=STRING)
-def exchange_item(ledger: Ledger, order: str, item: str, new_item: str) -> Record:
+def exchange_item(
+    ledger: Ledger,
+    order: str,
+    item: str,
+    new_item: str,
+) -> Record:
     """Exchange an item of a delivered order."""
     record = _in_state(ledger, order, DELIVERED)
     paid = _replace(ledger, order, record, item, new_item)
@@ -254,7 +263,13 @@ def _item_of(ledger: Ledger, order: Record, item: str) -> Record:
     return ledger.of("items", item)
 
 
-def _replace(ledger: Ledger, order: str, record: Record, item: str, new_item: str) -> float:
+def _replace(
+    ledger: Ledger,
+    order: str,
+    record: Record,
+    item: str,
+    new_item: str,
+) -> float:
     """Put `new_item` in the place of `item`, and return what the order now costs."""
     old, new = _item_of(ledger, record, item), _record(ledger, "items", new_item)
     if new["stock"] < 1:

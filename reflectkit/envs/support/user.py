@@ -119,7 +119,10 @@ class Persona:
     """
 
     def __init__(
-        self, identity: UserIdentity, requests: Sequence[UserRequest], chance: random.Random
+        self,
+        identity: UserIdentity,
+        requests: Sequence[UserRequest],
+        chance: random.Random,
     ) -> None:
         self.identity, self.requests, self.mood, self.chance = (
             identity,

@@ -85,7 +85,12 @@ class Nobody:
     reply.
     """
 
-    def say(self, instructions: str, conversation: Sequence[Message], seed: int) -> UserTurn:
+    def say(
+        self,
+        instructions: str,
+        conversation: Sequence[Message],
+        seed: int,
+    ) -> UserTurn:
         """The instruction; nothing after it."""
         return UserTurn("", over=True) if conversation else UserTurn(instructions)
 
@@ -168,7 +173,9 @@ class Tau(ConversationEnv):
         where = f"in {place.domain} {place.split}"
         if task.level not in (place.domain, ALL):
             raise DataError(
-                task.id, f"level {task.level!r}, but the domain is {place.domain!r}", field="level"
+                task.id,
+                f"level {task.level!r}, but the domain is {place.domain!r}",
+                field="level",
             )
         problems = (
             package.problems(place.domain, place.split)
@@ -321,7 +328,9 @@ class TauProblems(ProblemGenerator):
             for name in FILE_OF_SPLIT.values()
         }
         table = Table(
-            f"Tasks in {self.folder}", ("domain", "split", "tasks", "customers"), tuple(rows)
+            f"Tasks in {self.folder}",
+            ("domain", "split", "tasks", "customers"),
+            tuple(rows),
         )
         return Generated({"data": tasks, **files}, figures, (table,))
 

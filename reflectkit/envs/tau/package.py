@@ -81,7 +81,11 @@ class DomainDatabase:
     equal records.
     """
 
-    def __init__(self, tables: Tables, canonical: Callable[[Any], str]) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        canonical: Callable[[Any], str],
+    ) -> None:
         self._tables, self._canonical = tables, canonical
 
     def copy(self) -> dict[str, EpisodeTable]:
@@ -107,12 +111,18 @@ class DomainDatabase:
         return Changes(records, fields)
 
 
-def _differences(before: Any, after: Any, path: str) -> Iterator[dict[str, Any]]:
+def _differences(
+    before: Any,
+    after: Any,
+    path: str,
+) -> Iterator[dict[str, Any]]:
     """The innermost fields in which two JSON values differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in before | after:
             yield from _differences(
-                before.get(name), after.get(name), f"{path}.{name}" if path else name
+                before.get(name),
+                after.get(name),
+                f"{path}.{name}" if path else name,
             )
     elif repr(before) != repr(after):
         yield {"field": path, "before": before, "after": after}
@@ -160,7 +170,11 @@ class Domain:
         self.digest = _digest(self.policy, functions, env.data)
         self._implementations = env.tools_map
 
-    def execute(self, tables: Mapping[str, EpisodeTable], call: ToolCall) -> str:
+    def execute(
+        self,
+        tables: Mapping[str, EpisodeTable],
+        call: ToolCall,
+    ) -> str:
         """The package's answer to `call`, which may change `tables`."""
         tool = self._implementations.get(call.name)
         if tool is None:
@@ -234,7 +248,11 @@ def _env(name: str, split: str) -> Any:
     envs = installed("tau_bench.envs")
     try:
         return envs.get_env(
-            name, user_strategy="human", user_model="", task_split=split, task_index=0
+            name,
+            user_strategy="human",
+            user_model="",
+            task_split=split,
+            task_index=0,
         )
     except (ImportError, AttributeError, ValueError, OSError) as error:
         raise _lacking(error) from None
