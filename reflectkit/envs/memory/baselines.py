@@ -49,12 +49,14 @@ def copied(name: str, store: Store, chunk: str, number: int) -> ToolUse:
     """The calls of baseline `name` for `chunk`, which has this number."""
     text = " ".join(chunk.split())
     if name in (RAG, LONG_CONTEXT):
-        return use_of([insertion(EPISODIC, part) for part in _pieces([text])])
-    old = store.items.values() if name == MOST_RECENT else ()
-    deletions = [deletion(item) for item in old if item.chunk <= number - RECENT_CHUNKS]
-    return use_of(
-        [*deletions, *(insertion(EPISODIC, part) for part in _pieces(SENTENCES.split(text)))]
-    )
+        return use_of([insertion(EPISODIC, piece) for piece in _pieces([text])])
+    calls = []
+    if name == MOST_RECENT:
+        for item in store.items.values():
+            if item.chunk <= number - RECENT_CHUNKS:
+                calls.append(deletion(item))
+    calls += [insertion(EPISODIC, piece) for piece in _pieces(SENTENCES.split(text))]
+    return use_of(calls)
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[str]:
@@ -64,6 +66,7 @@ def _pieces(texts: Iterable[str]) -> Iterator[str]:
             if text:
                 yield text
         else:
+            # At the last space of the first half, if it has one
             middle = len(text) // 2
             space = text.rfind(" ", 1, middle)
             cut = space if space > 0 else middle
@@ -119,36 +122,39 @@ def read_state(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """task: what the model is told. shown: with the text so far and the chunk. read: the new text
-    in its answer; raises ValueError. tokens: most of the text.
+    """task: what the model is told. form: of its message, with the text so far and the chunk. read:
+    the new text in its answer; raises ValueError. tokens: most of the text.
     """
 
     task: str
-    shown: str
+    form: str
     read: Callable[[str], str]
     tokens: int = 1024
 
     def messages(self, store: Store, chunk: str) -> tuple[Message, ...]:
         """What the model is asked about `chunk`."""
-        shown = self.shown.format(text=_text(store) or "Nothing yet.", chunk=chunk)
-        return Message("system", self.task), Message("user", shown)
+        text = _text(store) or "Nothing yet."
+        return (
+            Message("system", self.task),
+            Message("user", self.form.format(text=text, chunk=chunk)),
+        )
 
     def rewritten(self, store: Store, answer: str) -> ToolUse:
         """The call that puts the text of `answer` in place of the one kept; none where they are
         equal. A text that is too long loses its end, which counts as a refused call. Raises
         ValueError where there is no text.
         """
-        new = " ".join(self.read(answer).split())
-        kept = beginning(new, self.tokens)
-        errors = (
-            ()
-            if kept == new
-            else (f"the text is longer than {self.tokens} tokens; its end is cut off",)
-        )
-        if kept == _text(store):
+        # 1. The new text, as far as it fits
+        whole = " ".join(self.read(answer).split())
+        text = beginning(whole, self.tokens)
+        errors: tuple[str, ...] = ()
+        if text != whole:
+            errors = (f"the text is longer than {self.tokens} tokens; its end is cut off",)
+        # 2. The call that writes it
+        if text == _text(store):
             return ToolUse(plain_text(()), (), errors)
         old = next(iter(store.items.values()), None)
-        call = insertion(SEMANTIC, kept) if old is None else replacement(old, kept)
+        call = insertion(SEMANTIC, text) if old is None else replacement(old, text)
         return ToolUse(plain_text([call]), (call,), errors)
 
 
@@ -173,6 +179,7 @@ def beginning(text: str, tokens: int) -> str:
     >>> beginning("one two three", 2), beginning("one two", 2)
     ('one two', 'one two')
     """
+    # More characters have more tokens than that, so the search begins with these
     text_start = text[: LONGEST_TOKEN * (tokens + 1)]
     end = bisect.bisect_right(
         range(len(text_start) + 1),

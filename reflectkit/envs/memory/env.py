@@ -96,12 +96,12 @@ class MemoryTeacher(Teacher):
         chunk.
         """
         calls = [] if self.env.is_last else self._calls()
-        wrong = []
+        mistakes = []
         for index, call in enumerate(calls):
             if call.name == UPDATE and call.arguments["memory_type"] in LISTS:
                 insert = insertion(call.arguments["memory_type"], call.arguments["new_content"])
-                wrong.append(use_of([*calls[:index], insert, *calls[index + 1 :]]))
-        return wrong
+                mistakes.append(use_of([*calls[:index], insert, *calls[index + 1 :]]))
+        return mistakes
 
     def note(self) -> str:
         """The mark of the last chunk's calls, "" at the start; see `mark`."""
@@ -114,42 +114,44 @@ class MemoryTeacher(Teacher):
         """
         if not self.env.valid.complete:
             return "good"
-        return (
-            "good"
-            if all(call in action.calls for call in self._calls()) and not action.errors
-            else "mistake"
-        )
+        is_complete = all(call in action.calls for call in self._calls())
+        return "good" if is_complete and not action.errors else "mistake"
 
     def comment(self, generator: random.Random) -> str:
         """What is new, has changed or is to be forgotten, and the id of its item."""
         parts = [f"{newer.id} replaces {item.id}." for item, newer in self._duplicates()]
         for fact in self._new_facts():
-            old = _held(fact, self.env.shown)
+            old = _latest_about(fact, self.env.visible_items)
             if fact.kind == CORE:
-                parts.append(
-                    f"{fact.key} belongs in {generator.choice(('the core', 'core memory'))}."
-                )
+                place = generator.choice(("the core", "core memory"))
+                parts.append(f"{fact.key} belongs in {place}.")
             elif not fact.text:
                 parts.append(f"Forget {fact.key}" + (f" in {old.id}." if old else "."))
             elif old:
                 parts.append(f"{fact.key} in {old.id} has changed.")
             else:
                 parts.append(f"{generator.choice(('New', 'New here'))}: {fact.key}.")
-        return " ".join(parts) or generator.choice(
-            ("Nothing to keep.", "Nothing here is worth keeping.")
-        )
+        if not parts:
+            return generator.choice(("Nothing to keep.", "Nothing here is worth keeping."))
+        return " ".join(parts)
 
     def _calls(self) -> list[ToolCall]:
+        """The calls of `action`, from what the agent sees."""
+        # 1. Remove duplicates
         duplicates = [item for item, _ in self._duplicates()]
         calls = [deletion(item) for item in duplicates]
-        shown = [item for item in self.env.shown if item not in duplicates]
+        items = [item for item in self.env.visible_items if item not in duplicates]
+        # 2. Write the core anew
         new_facts = self._new_facts()
         if any(fact.kind == CORE for fact in new_facts):
             after = ValidFacts(dict(self.env.valid.facts))
             after.learn(new_facts)
             calls.append(ToolCall(UPDATE, {"memory_type": CORE, "new_content": after.core()}))
-        for fact in (fact for fact in new_facts if fact.kind != CORE):
-            old = _held(fact, shown)
+        # 3. Add, change or remove the items of other facts
+        for fact in new_facts:
+            if fact.kind == CORE:
+                continue
+            old = _latest_about(fact, items)
             if old:
                 calls.append(replacement(old, fact.text) if fact.text else deletion(old))
             elif fact.text:
@@ -163,25 +165,25 @@ class MemoryTeacher(Teacher):
                 self.env.name,
                 "the facts of these conversations are not known, so there is no oracle",
             )
-        last = {fact.key: fact for fact in self.env.facts}
+        # The last fact of the chunk about each key
+        facts = {fact.key: fact for fact in self.env.facts}
         valid = self.env.valid.facts
-        return [
-            fact
-            for key, fact in last.items()
-            if (valid.get(key) != fact if fact.text else key in valid)
-        ]
+        new_facts = []
+        for key, fact in facts.items():
+            is_new = valid.get(key) != fact if fact.text else key in valid
+            if is_new:
+                new_facts.append(fact)
+        return new_facts
 
     def _duplicates(self) -> list[tuple[Item, Item]]:
-        """(older, newer) pairs of shown items about the same fact."""
-        keyed = [
-            (item, item.text.rpartition(" is ")[0])
-            for item in self.env.shown
-            if item.kind == SEMANTIC
-        ]
+        """(older, newer) pairs of visible items about the same fact."""
+        items = [item for item in self.env.visible_items if item.kind == SEMANTIC]
+        keys = [item.text.rpartition(" is ")[0] for item in items]
         pairs = []
-        for index, (item, key) in enumerate(keyed):
-            newer = [other for other, others_key in keyed[index + 1 :] if key and others_key == key]
-            pairs += [(item, newer[0])] if newer else []
+        for index, key in enumerate(keys):
+            later_keys = keys[index + 1 :]
+            if key and key in later_keys:
+                pairs.append((items[index], items[index + 1 + later_keys.index(key)]))
         return pairs
 
     @classmethod
@@ -191,16 +193,17 @@ class MemoryTeacher(Teacher):
         """
         if not trajectory.turns:
             return trajectory.total_return
-        shared = float(trajectory.turns[-1].info.get("shared_reward", 0.0))
-        return (trajectory.total_return - shared) / len(trajectory.turns) + shared
+        common = float(trajectory.turns[-1].info.get("shared_reward", 0.0))
+        return (trajectory.total_return - common) / len(trajectory.turns) + common
 
 
-def _held(fact: ConversationFact, items: Iterable[Item]) -> Item | None:
+def _latest_about(fact: ConversationFact, items: Iterable[Item]) -> Item | None:
     """The latest of `items` about the same key as `fact`."""
-    about = [
-        item for item in items if item.kind == fact.kind and item.text.startswith(f"{fact.key} ")
-    ]
-    return about[-1] if about else None
+    latest_item = None
+    for item in items:
+        if item.kind == fact.kind and item.text.startswith(f"{fact.key} "):
+            latest_item = item
+    return latest_item
 
 
 LONGEST_SHORT = 10  # chunks of a short conversation
@@ -268,9 +271,8 @@ class MemorySettings(Config):
     @field_validator("retrieval")
     @classmethod
     def _check_retrieval(cls, name: str) -> str:
-        if name != BM25 and not (
-            name.startswith(EMBEDDING) and name.removeprefix(EMBEDDING).strip()
-        ):
+        names_model = name.startswith(EMBEDDING) and name.removeprefix(EMBEDDING).strip()
+        if name != BM25 and not names_model:
             raise ValueError(
                 f"is {BM25} or {EMBEDDING}MODEL, with a sentence-transformers model, got {name!r}"
             )
@@ -367,6 +369,7 @@ class Memory(Env):
         """Begin `task`. Raises DataError for another env's task, a level or data that this env does
         not know.
         """
+        # 1. Check the task
         check_task(task, self.name, self.levels)
         content = from_json(Conversation, task.data, path=task.id)
         self._chunks = content.chunks
@@ -383,13 +386,14 @@ class Memory(Env):
             )
         if any(question.kind == ROUGE for question in content.questions):
             rouge_scorer()  # raises if it is not installed
-        self._questions = [
-            replace(question, titles=content.titles) for question in content.questions
-        ]
-        advice = content.query
-        self._queries = [
-            Query(question.question, advice.advice, advice.tokens) for question in self._questions
-        ]
+        # 2. Its questions, as they are scored and as the reader gets them
+        self._questions = []
+        self._queries = []
+        for question in content.questions:
+            self._questions.append(replace(question, titles=content.titles))
+            query = Query(question.question, content.query.advice, content.query.tokens)
+            self._queries.append(query)
+        # 3. An empty memory
         self._facts = content.facts or ((),) * len(self._chunks)
         self.valid = ValidFacts(complete=content.facts is not None)
         self.store = Store()
@@ -411,6 +415,7 @@ class Memory(Env):
 
         Raises IllegalActionError: a choice. EnvironmentFailure: the reader cannot be reached.
         """
+        # 1. Carry out the calls
         action = read_use(action, TOOLS, self.name, replies=False)
         chunk, facts = self._chunks[self._at], self._facts[self._at]
         self.mark = MemoryTeacher(self).mark(action)
@@ -418,45 +423,46 @@ class Memory(Env):
         self.valid.learn(facts)
         refusals = [*action.errors, *(outcome.message for outcome in outcomes if not outcome.ok)]
         self._refusals = tuple(line[:LONGEST_REFUSAL] for line in refusals[:MOST_REFUSALS])
-        done = rewards.calls_done(outcomes, len(action.errors))
-        right = rewards.content(outcomes, chunk, facts, self.valid)
+        # 2. The chunk's own reward
+        tool_success = rewards.calls_done(outcomes, len(action.errors))
+        content_share = rewards.content(outcomes, chunk, facts, self.valid)
         info: dict[str, Any] = {
             "figures": {
-                "tool_success": done,
-                "content": right,
+                "tool_success": tool_success,
+                "content": content_share,
                 "calls": float(len(outcomes) + len(action.errors)),
             },
             "said": [outcome.message for outcome in outcomes] + list(action.errors),
             "refused": len(refusals),
         }
-        reward = done + self.settings.content_weight * right
+        reward = tool_success + self.settings.content_weight * content_share
         self._at += 1
         if self._at < len(self._chunks):
             return StepResult(self._observe(), reward, False, info=info)
 
-        def answered(answers: list[str]) -> StepResult | Awaitable[StepResult]:
-            return followed(
-                scores(self._questions, answers, self.judge), lambda given: ended(answers, given)
-            )
+        # 3. After the last chunk: ask the reader, score its answers, add the common reward
+        def score_answers(answers: list[str]) -> StepResult | Awaitable[StepResult]:
+            results = scores(self._questions, answers, self.judge)
+            return followed(results, lambda values: finish(answers, values))
 
-        def ended(answers: list[str], given: list[float]) -> StepResult:
-            accuracy, tokens = sum(given) / len(given), self.store.tokens
+        def finish(answers: list[str], results: list[float]) -> StepResult:
+            accuracy, tokens = sum(results) / len(results), self.store.tokens
             compression = rewards.compression(tokens, sum(map(count_tokens, self._chunks)))
-            shared = accuracy + self.settings.compression_weight * compression
-            # 0 in episodes that end early
+            common = accuracy + self.settings.compression_weight * compression
+            # Episodes that end early lack these figures, which are 0 for them
             figures = {"accuracy": accuracy, "compression": compression}
             items = [[item.id, item.text] for item in self.store.items.values()]
-            told = {
+            last_info = {
                 "figures": info["figures"] | figures,
-                "shared_reward": shared,
+                "shared_reward": common,
                 "success": accuracy == 1.0,
                 "answers": answers,
                 "memory": {"core": self.store.core, "items": items, "tokens": tokens},
             }
-            return StepResult(self._observe(), reward + shared, True, info=info | told)
+            return StepResult(self._observe(), reward + common, True, info=info | last_info)
 
-        recalled = [self._recall(query.question) for query in self._queries]
-        return followed(self.reader.answer(self._queries, recalled), answered)
+        memories = [self._recall(query.question) for query in self._queries]
+        return followed(self.reader.answer(self._queries, memories), score_answers)
 
     @property
     def facts(self) -> Sequence[ConversationFact]:
@@ -488,28 +494,28 @@ class Memory(Env):
         return METHODS[name].rewritten(self.store, answer)
 
     def _observe(self) -> Observation:
+        # 1. The items that the agent sees: of each list those near the chunk, and the newest
         over = self._at >= len(self._chunks)
-        shown_ids: set[str] = set()
+        visible_ids: set[str] = set()
         for kind in () if over else LISTS:
             items = self.store.listed(kind)
-            near = self._related(
-                [item.text for item in items],
-                self._chunks[self._at],
-                self.settings.related,
-            )
+            texts = [item.text for item in items]
+            near = self._related(texts, self._chunks[self._at], self.settings.related)
             newest = items[len(items) - self.settings.recent :]
-            shown_ids |= {items[index].id for index in near} | {item.id for item in newest}
-        self.shown = [item for item in self.store.items.values() if item.id in shown_ids]
+            visible_ids |= {items[index].id for index in near} | {item.id for item in newest}
+        self.visible_items = [item for item in self.store.items.values() if item.id in visible_ids]
         """The items that the agent sees, in order."""
-        lines = [
-            *(f"Not done: {refusal}" for refusal in self._refusals),
-            f"Core memory: {self.store.core or 'empty'}",
-        ]
+        # 2. The text
+        lines = [f"Not done: {refusal}" for refusal in self._refusals]
+        lines.append(f"Core memory: {self.store.core or 'empty'}")
         for kind in LISTS:
-            item_lines = [f" {item.id} {item.text}" for item in self.shown if item.kind == kind]
+            item_lines = [
+                f" {item.id} {item.text}" for item in self.visible_items if item.kind == kind
+            ]
             lines += [HEADS[kind], *item_lines] if item_lines else [f"{HEADS[kind]} empty"]
-        lines += (
-            ["The conversation is over."] if over else ["Conversation:", self._chunks[self._at]]
-        )
+        if over:
+            lines.append("The conversation is over.")
+        else:
+            lines += ["Conversation:", self._chunks[self._at]]
         head = () if self.settings.brief else (Message("system", INSTRUCTIONS),)
         return Observation((*head, Message("user", "\n".join(lines))), tools=TOOLS)

@@ -63,7 +63,7 @@ CORRECTED = (
 FORGET = ("Please forget {key}.", "Do not remember {key} anymore.")
 HAPPENED = ("{person} {event} on {day}.", "On {day}, {person} {event}.")
 SHARES = (("new", 5), ("changed", 3), ("corrected", 1), ("forget", 1), ("event", 2), ("self", 1))
-OWN = {"name": PEOPLE, "job": VALUES["job"], "city": VALUES["city"]}
+USER_FACTS = {"name": PEOPLE, "job": VALUES["job"], "city": VALUES["city"]}
 PEOPLE_EACH = 4
 MOST_QUESTIONS = 8
 SHORT, LONG = (4, 10), 40
@@ -75,16 +75,18 @@ def conversation(number: int, chunks: int, level: str, seed: int) -> Task:
     world = _World(chance)
     texts, facts = [], []
     for _ in range(chunks):
-        sentences, stated = [], []
+        # 1. One or two facts
+        sentences, chunk_facts = [], []
         for _ in range(chance.choice((1, 2, 2))):
             sentence, fact = world.happens()
             if fact is not None:
                 sentences.append(sentence)
-                stated.append(asdict(fact))
+                chunk_facts.append(asdict(fact))
+        # 2. Small talk at random places
         for _ in range(chance.choice((0, 1, 1))):
             sentences.insert(chance.randrange(len(sentences) + 1), chance.choice(SMALL_TALK))
         texts.append(" ".join(sentences) or chance.choice(SMALL_TALK))
-        facts.append(stated)
+        facts.append(chunk_facts)
     data: dict[str, Any] = {
         "chunks": texts,
         "questions": world.questions(),
@@ -104,37 +106,37 @@ class _World:
         self.values: dict[str, tuple[str, str]] = {}  # key → (attribute, value)
         self.forgotten: list[str] = []
         self.events: dict[tuple[str, str], str] = {}
-        self.own: dict[str, str] = {}
+        self.user_facts: dict[str, str] = {}
 
     def happens(self) -> tuple[str, ConversationFact | None]:
         """A sentence and its fact; None if that kind of fact is exhausted."""
         chance = self.chance
         kinds, shares = zip(*SHARES, strict=True)
         kind = chance.choices(kinds, shares)[0]
+        # 1. An event, one for each person and day
         if kind == "event":
             person, day = chance.choice(self.people), chance.choice(DAYS)
             if (person, day) in self.events:
                 return "", None
             event = self.events[person, day] = chance.choice(EVENTS)
             text = f"{person} {event} on {day}"
-            said = chance.choice(HAPPENED).format(person=person, event=event, day=day)
-            return said, ConversationFact(EPISODIC, text, text)
+            sentence = chance.choice(HAPPENED).format(person=person, event=event, day=day)
+            return sentence, ConversationFact(EPISODIC, text, text)
+        # 2. Something about the user
         if kind == "self":
-            unset = [name for name in OWN if name not in self.own]
+            unset = [name for name in USER_FACTS if name not in self.user_facts]
             if not unset:
                 return "", None
             name = chance.choice(unset)
-            value = self.own[name] = chance.choice(OWN[name])
+            value = self.user_facts[name] = chance.choice(USER_FACTS[name])
             key = f"The user's {name}"
-            return f"The user says: my {name} is {value}.", ConversationFact(
-                CORE,
-                key,
-                f"{key} is {value}",
-            )
-        fresh = [(f"{person}'s {name}", name) for person in self.people for name in VALUES]
-        fresh = [(key, name) for key, name in fresh if key not in self.values]
+            fact = ConversationFact(CORE, key, f"{key} is {value}")
+            return f"The user says: my {name} is {value}.", fact
+        # 3. A fact about a person: one that is there is changed or forgotten, or a new one is stated
+        unused = [(f"{person}'s {name}", name) for person in self.people for name in VALUES]
+        unused = [(key, name) for key, name in unused if key not in self.values]
         wordings: Sequence[str] = CHANGED
-        if (kind in ("changed", "forget") and self.values) or not fresh:
+        if (kind in ("changed", "forget") and self.values) or not unused:
             key = chance.choice(list(self.values))
             name, old = self.values[key]
             if kind == "forget":
@@ -143,7 +145,7 @@ class _World:
                 return chance.choice(FORGET).format(key=key), ConversationFact(SEMANTIC, key, "")
             value, wrong = chance.choice([other for other in VALUES[name] if other != old]), ""
         else:
-            key, name = chance.choice(fresh)
+            key, name = chance.choice(unused)
             value, wrong = chance.sample(VALUES[name], 2)
             wordings = CORRECTED if kind == "corrected" else NEW
         self.values[key] = (name, value)
@@ -152,28 +154,25 @@ class _World:
 
     def questions(self) -> list[dict[str, Any]]:
         """Up to eight questions about facts that are valid at the end or were to be forgotten."""
-        questions = [
-            _question(f"What is {key}?", value, VALUES[name])
-            for key, (name, value) in self.values.items()
-        ]
-        questions += [
-            _question(f"What did {person} do on {day}?", event, EVENTS)
-            for (person, day), event in self.events.items()
-        ]
-        questions += [
-            _question(f"What is the user's {name}?", value, OWN[name])
-            for name, value in self.own.items()
-        ]
-        forgotten = [key for key in dict.fromkeys(self.forgotten) if key not in self.values]
-        unknown = [
-            _question(f"What is {key}?", UNKNOWN, VALUES[key.rpartition(" ")[2]])
-            for key in forgotten
-        ]
+        # 1. About what is valid
+        questions = []
+        for key, (name, value) in self.values.items():
+            questions.append(_question(f"What is {key}?", value, VALUES[name]))
+        for (person, day), event in self.events.items():
+            questions.append(_question(f"What did {person} do on {day}?", event, EVENTS))
+        for name, value in self.user_facts.items():
+            questions.append(_question(f"What is the user's {name}?", value, USER_FACTS[name]))
+        # 2. About what is forgotten, two at most
+        unknown = []
+        for key in dict.fromkeys(self.forgotten):
+            if key not in self.values:
+                values = VALUES[key.rpartition(" ")[2]]
+                unknown.append(_question(f"What is {key}?", UNKNOWN, values))
         self.chance.shuffle(questions)
         questions = [*unknown[:2], *questions][:MOST_QUESTIONS]
-        return questions or [
-            _question(f"What is {self.people[0]}'s city?", UNKNOWN, VALUES["city"])
-        ]
+        if not questions:
+            questions = [_question(f"What is {self.people[0]}'s city?", UNKNOWN, VALUES["city"])]
+        return questions
 
 
 def _question(

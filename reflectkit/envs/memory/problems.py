@@ -70,16 +70,11 @@ class DataSource:
 
 
 SOURCES: Mapping[tuple[str, ...], DataSource] = {
-    ("booksum", "infbench_sum", "long_range_understanding"): DataSource(
-        "share",
-        SUMMARY,
-        2048,
-        ",",
+    ("booksum", "infbench_sum", "long_range_understanding"): (
+        DataSource("share", SUMMARY, 2048, ",")
     ),
-    ("pubmed", "ttl_train", "test_time_learning", "icl_", "nlu", "trec"): DataSource(
-        "label",
-        LABELS,
-        300,
+    ("pubmed", "ttl_train", "test_time_learning", "icl_", "nlu", "trec"): (
+        DataSource("label", LABELS, 300)
     ),
     ("squad", "hotpotqa"): DataSource("substring"),
     ("perltqa",): DataSource("share", split=";"),
@@ -101,7 +96,10 @@ def source_of(name: str) -> DataSource:
     >>> source_of("ruler_qa1_197K").kind, source_of("mine").kind
     ('normal', 'contain')
     """
-    return next((source for starts, source in SOURCES.items() if name.startswith(starts)), OTHER)
+    for beginnings, source in SOURCES.items():
+        if name.startswith(beginnings):
+            return source
+    return OTHER
 
 
 def answers_of(
@@ -121,11 +119,12 @@ def answers_of(
     values = [str(part) for part in _flat(value) if part is not None]
     if source.split and len(values) == 1:
         values = values[0].split(source.split)
-    texts = [text for text in (value.strip() for value in values) if text]
+    texts = [value.strip() for value in values if value.strip()]
     return [titles[text] for text in texts] if source.kind == "recommend" else texts
 
 
 def _flat(value: Any) -> Iterator[Any]:
+    """The values in nested lists, in order."""
     for part in value if isinstance(value, list | tuple) else ():
         yield from _flat(part)
     if not isinstance(value, list | tuple):
@@ -140,7 +139,8 @@ def read_titles(path: Path) -> dict[str, str]:
     """
     titles = {}
     for name, number in dict(read_json(path)).items():
-        words = re.sub(r"\([^()]*\)", "", re.sub(r"[_>-]", " ", name.rpartition("/")[2])).split()
+        last = re.sub(r"[_>-]", " ", name.rpartition("/")[2])
+        words = re.sub(r"\([^()]*\)", "", last).split()
         titles[str(number)] = " ".join(words) or name
     return titles
 
@@ -175,9 +175,11 @@ def _task(
     titles: Mapping[str, str],
 ) -> Task:
     """where: the row's place, for errors."""
+    # 1. The chunks
     name = str(row.get("data_source") or "memalpha")
     source = source_of(name)
     chunks = [chunk.strip() for chunk in _listed(row, "chunks", str, where) if chunk.strip()]
+    # 2. The questions that have an answer
     questions = []
     for entry in _listed(row, "questions_and_answers", dict, where):
         try:
@@ -192,6 +194,7 @@ def _task(
             questions.append({"question": question, "answer": answer, "kind": source.kind})
     if not chunks or not questions:
         raise DataError(where, "holds no text, or no question with an answer")
+    # 3. What the task holds
     data: dict[str, Any] = {"chunks": chunks, "questions": questions, "source": name}
     if source.advice or source.tokens != ANSWER_TOKENS:
         data["query"] = {"advice": source.advice, "tokens": source.tokens}
@@ -273,8 +276,8 @@ class MemoryProblems(ProblemGenerator):
 
     def inputs(self) -> list[Path]:
         """The parquet files, the titles and the folder of texts."""
-        given = (*self.settings.parquet, self.settings.titles, self.settings.text)
-        return [path for path in given if path is not None]
+        paths = (*self.settings.parquet, self.settings.titles, self.settings.text)
+        return [path for path in paths if path is not None]
 
     def generate(self, progress: Progress) -> Generated:
         """`data.json` with all conversations. Raises DataError."""
@@ -283,18 +286,16 @@ class MemoryProblems(ProblemGenerator):
         titles = read_titles(settings.titles) if settings.titles else {}
         levels = [("short", number) for number in range(settings.number)]
         levels += [("long", number) for number in range(settings.long_instances)]
+        # 1. From texts, from parquet files, or from a seed
         tasks: list[Task] = []
-        with progress.bar(
-            "Conversations", len(texts) or len(settings.parquet) or len(levels)
-        ) as bar:
-            for source in texts or settings.parquet or levels:
+        sources = texts or settings.parquet or levels
+        with progress.bar("Conversations", len(sources)) as bar:
+            for source in sources:
                 if isinstance(source, tuple):
                     level, number = source
-                    chunks = (
-                        LONG
-                        if level == "long"
-                        else generator(self.seed, "length", number).randint(*SHORT)
-                    )
+                    chunks = LONG
+                    if level == "short":
+                        chunks = generator(self.seed, "length", number).randint(*SHORT)
                     tasks.append(conversation(number, chunks, level, self.seed))
                 elif texts:
                     tasks.append(read_text(source, settings.chunk_tokens))
@@ -309,13 +310,12 @@ class MemoryProblems(ProblemGenerator):
                     " files one by one"
                 ),
             )
+        # 2. How many there are
         figures = {"conversations": len(tasks)}
-        figures |= {
-            level: sum(task.level == level for task in tasks) for level in ("short", "long")
-        }
-        figures |= {
-            part: sum(len(task.data[part]) for task in tasks) for part in ("chunks", "questions")
-        }
+        for level in ("short", "long"):
+            figures[level] = sum(task.level == level for task in tasks)
+        for part in ("chunks", "questions"):
+            figures[part] = sum(len(task.data[part]) for task in tasks)
         return Generated(
             {"data": tasks},
             figures,
@@ -325,12 +325,11 @@ class MemoryProblems(ProblemGenerator):
 
 def text_files(folder: Path) -> list[Path]:
     """The texts and conversations in `folder`, sorted by name. Raises DataError if there are none."""
-    files = [
-        path
-        for path in sorted(folder.glob("*"))
-        if path.suffix.lower() in TEXTS
-        or (path.suffix == ".json" and not path.name.endswith(QUESTIONS))
-    ]
+    files = []
+    for path in sorted(folder.glob("*")):
+        is_conversation = path.suffix == ".json" and not path.name.endswith(QUESTIONS)
+        if is_conversation or path.suffix.lower() in TEXTS:
+            files.append(path)
     if not files:
         raise DataError(folder, f"holds no text ({', '.join(TEXTS)}) and no conversation (.json)")
     return files
@@ -344,14 +343,12 @@ def read_text(path: Path, chunk_tokens: int) -> Task:
     chunks = list(chunked(pieces, chunk_tokens))
     if not chunks:
         raise DataError(path, "holds no text; give another file")
-    asked = path.with_name(path.stem + QUESTIONS)
-    questions = read_json_list(asked)
-    for number, question in enumerate(questions):
-        from_json(Question, question, path=f"{asked}, question {number}")
-    kept = ("question", "answer", "kind", "wrong")
-    questions = [
-        {name: question[name] for name in kept if name in question} for question in questions
-    ]
+    questions_path = path.with_name(path.stem + QUESTIONS)
+    questions = []
+    for number, question in enumerate(read_json_list(questions_path)):
+        from_json(Question, question, path=f"{questions_path}, question {number}")
+        fields = ("question", "answer", "kind", "wrong")
+        questions.append({name: question[name] for name in fields if name in question})
     data = {"chunks": chunks, "questions": questions, "source": path.stem}
     return Task(path.name, "memory", level_of(chunks), path.name, data)
 
@@ -363,21 +360,24 @@ def chunked(pieces: Iterable[str], most: int) -> Iterator[str]:
     >>> list(chunked(["One two. ", "Three four.\\n", "Five six."], 7))
     ['One two. Three four.', 'Five six.']
     """
-    held: list[str] = []
+    chunk: list[str] = []
     room = most
-    for piece in (part for whole in pieces for part in _short(whole, most)):
-        tokens = count_tokens(piece)
-        if held and tokens > room:
-            yield "".join(held).strip()
-            held, room = [], most
-        held.append(piece)
-        room -= tokens
-    if held:
-        yield "".join(held).strip()
+    for whole in pieces:
+        for piece in _short(whole, most):
+            tokens = count_tokens(piece)
+            if chunk and tokens > room:
+                yield "".join(chunk).strip()
+                chunk, room = [], most
+            chunk.append(piece)
+            room -= tokens
+    if chunk:
+        yield "".join(chunk).strip()
 
 
 def _short(piece: str, most: int) -> Iterator[str]:
+    """`piece`, in parts if it has more than `most` tokens."""
     while count_tokens(piece) > most and len(piece) > 1:
+        # About where the tokens end, at a space if there is one before
         middle = len(piece) * most // (count_tokens(piece) + 1) or 1
         space = piece.rfind(" ", 1, middle + 1)
         cut = space if space > 0 else middle
@@ -398,10 +398,8 @@ def _sentences(text: str) -> Iterator[str]:
 def _messages(path: Path) -> Iterator[str]:
     for number, message in enumerate(read_json_list(path)):
         fields: dict[str, Any] = message if isinstance(message, dict) else {}
-        speaker, text = (
-            fields.get("role", fields.get("speaker")),
-            fields.get("content", fields.get("text")),
-        )
+        speaker = fields.get("role", fields.get("speaker"))
+        text = fields.get("content", fields.get("text"))
         if not isinstance(speaker, str) or not isinstance(text, str):
             raise DataError(path, f"message {number} needs the texts 'role' and 'content'")
         if text.strip():

@@ -50,11 +50,11 @@ def content_words(text: str) -> tuple[str, ...]:
     >>> content_words("What is Anna's city?"), content_words("Где живёт Анна?")
     (('anna', 'city'), ('где', 'живёт', 'анна'))
     """
-    stems = [
-        stem(word)
-        for word in words(text)
-        if word not in STOP_WORDS and (len(word) > 1 or not "a" <= word <= "z")
-    ]
+    stems = []
+    for word in words(text):
+        is_letter = len(word) == 1 and "a" <= word <= "z"
+        if word not in STOP_WORDS and not is_letter:
+            stems.append(stem(word))
     return tuple(dict.fromkeys(stems))
 
 
@@ -81,6 +81,7 @@ def nearest(
     """
     if not texts or limit <= 0 or not query.strip():
         return []
+    # The last vector is the query's
     vectors_ND = embed([*texts, query])
     similarity_N = vectors_ND[:-1] @ vectors_ND[-1]
     return [int(index) for index in np.argsort(-similarity_N, kind="stable")[:limit]]
@@ -112,17 +113,19 @@ def most_related(
     """The core, and up to `limit` of the most related items of each list (the paper's
     `search_memory`), best first, within READER_TOKENS.
     """
-    found = []
+    # 1. The best of each list
+    matches = []
     for kind in LISTS:
-        listed = [item.text for item in store.listed(kind)]
-        found.append([listed[index] for index in retrieve(listed, question, limit)])
+        candidates = [item.text for item in store.listed(kind)]
+        matches.append([candidates[index] for index in retrieve(candidates, question, limit)])
+    # 2. The core, and the matches of both lists in turn, without those that do not fit
     texts = [store.core] if store.core else []
     room = READER_TOKENS - count_tokens(store.core)
-    for text in (text for rank in zip_longest(*found) for text in rank if text is not None):
-        tokens = count_tokens(text)
-        if tokens <= room:
-            texts.append(text)
-            room -= tokens
+    for rank in zip_longest(*matches):
+        for text in rank:
+            if text is not None and count_tokens(text) <= room:
+                texts.append(text)
+                room -= count_tokens(text)
     return texts
 
 
@@ -154,26 +157,24 @@ class Extractive:
         memories: Sequence[Sequence[str]],
     ) -> list[str]:
         """See `env.Reader`."""
-        return [
-            self._quote(query.question, texts)
-            for query, texts in zip(queries, memories, strict=True)
-        ]
+        answers = []
+        for query, texts in zip(queries, memories, strict=True):
+            answers.append(self._quote(query.question, texts))
+        return answers
 
     def _quote(self, question: str, texts: Sequence[str]) -> str:
         question_words = set(content_words(question))
         best, answer = (ENOUGH, ""), UNKNOWN
-        for sentence in dict.fromkeys(part for text in texts for part in SENTENCES.split(text)):
+        sentences: dict[str, None] = {}
+        for text in texts:
+            sentences.update(dict.fromkeys(SENTENCES.split(text)))
+        for sentence in sentences:
             if len(sentence.split()) > LONGEST_SENTENCE:
                 continue
-            overlap = len(question_words.intersection(content_words(sentence))) / max(
-                1, len(question_words)
-            )
-            rank = (
-                overlap,
-                hashlib.blake2b(
-                    f"{question}\0{sentence}".encode("utf-8", "surrogateescape")
-                ).hexdigest(),
-            )
+            overlap = len(question_words.intersection(content_words(sentence)))
+            pair = f"{question}\0{sentence}".encode("utf-8", "surrogateescape")
+            digest = hashlib.blake2b(pair).hexdigest()
+            rank = overlap / max(1, len(question_words)), digest
             if rank > best:
                 best, answer = rank, sentence
         return answer

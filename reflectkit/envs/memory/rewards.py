@@ -64,16 +64,17 @@ class ValidFacts:
         """
         if self.complete:
             return not any(fact.says(text) for fact in self.facts.values())
-        said, heard = set(content_words(text)), set(content_words(chunk))
-        return bool(said) and len(said & heard) >= len(said) / 2 and not said <= heard
+        words, chunk_words = set(content_words(text)), set(content_words(chunk))
+        is_related = len(words & chunk_words) >= len(words) / 2
+        return bool(words) and is_related and not words <= chunk_words
 
 
 def calls_done(outcomes: Sequence[CallOutcome], malformed: int) -> float:
     """r2: the share of a chunk's calls that succeeded, malformed ones included; 0 without calls.
     Duplicates are excluded.
     """
-    counted = [outcome.ok for outcome in outcomes if outcome.counts]
-    return sum(counted) / max(1, len(counted) + malformed)
+    successes = [outcome.ok for outcome in outcomes if outcome.counts]
+    return sum(successes) / max(1, len(successes) + malformed)
 
 
 def compression(memory_tokens: int, read_tokens: int) -> float:
@@ -106,18 +107,27 @@ def _right(
     facts: Sequence[ConversationFact],
     valid: ValidFacts,
 ) -> bool:
-    written, removed, kind = outcome.written, outcome.removed, outcome.call.arguments["memory_type"]
-    if not written:
+    """Whether a change is correct; see `content`."""
+    text, removed, kind = outcome.written, outcome.removed, outcome.call.arguments["memory_type"]
+    # 1. A removal
+    if not text:
         return not outcome.fresh and valid.stale(removed, chunk)
-    if valid.lost(removed, written):
+    # 2. A text that loses something valid
+    if valid.lost(removed, text):
         return False
-    words, before, heard = (content_words(text) for text in (written, removed, chunk))
-    source = {*before, *heard}
+    # 3. What the text adds: a new fact in the right memory, or else words of the chunk where it is
+    #    about none of the chunk's facts
+    words, old_words, chunk_words = map(content_words, (text, removed, chunk))
+    source = {*old_words, *chunk_words}
     new_facts = [fact for fact in facts if valid.facts.get(fact.key) == fact]
-    if any(
-        fact.kind == kind and fact.says(written) and not fact.says(removed) for fact in new_facts
-    ):
-        source.update(word for fact in new_facts for word in content_words(fact.text))
-    elif any(fact.is_about(written) for fact in facts) or not set(words) & set(heard) - set(before):
-        return False
+    for fact in new_facts:
+        if fact.kind == kind and fact.says(text) and not fact.says(removed):
+            for other in new_facts:
+                source.update(content_words(other.text))
+            break
+    else:
+        is_misplaced = any(fact.is_about(text) for fact in facts)
+        if is_misplaced or not set(words) & set(chunk_words) - set(old_words):
+            return False
+    # 4. Whether it is faithful to its sources
     return sum(word in source for word in words) / max(1, len(words)) >= FAITHFUL

@@ -37,7 +37,7 @@ Text = Annotated[str, Field(pattern=r"\S")]
 """A text that is not empty."""
 
 
-def _known(kind: str) -> str:
+def _check_kind(kind: str) -> str:
     if kind not in RULES:
         raise ValueError(f"is one of {', '.join(RULES)}, found {kind!r:.60}")
     return kind
@@ -57,7 +57,7 @@ class Question:
         tuple[Text, ...], BeforeValidator(_alternatives), Field(alias="answer", min_length=1)
     ]
     """Right answers: alternatives, or parts of one, as `kind` has it."""
-    kind: Annotated[str, AfterValidator(_known)] = "contain"
+    kind: Annotated[str, AfterValidator(_check_kind)] = "contain"
     """The rule that scores an answer: a key of `RULES`."""
     wrong: tuple[str, ...] = ()
     """Texts that an answer must not contain, so that listing every possible answer scores nothing.
@@ -88,25 +88,26 @@ def scores(
     """The score of each answer, 0 … 1; awaitable if the judge is. Raises EnvironmentFailure if it
     cannot be reached.
     """
-    pairs = list(zip(questions, answers, strict=True))
-    claims = {
-        number: Claim(
-            question.question,
-            "; ".join(question.answers),
-            answer.split("</think>")[-1].strip(),
-        )
-        for number, (question, answer) in enumerate(pairs)
-        if judge is not None and question.kind == RUBRIC
-    }
-    by_rule = [0.0 if number in claims else score(*pair) for number, pair in enumerate(pairs)]
+    # 1. By rule, except what is for the judge
+    results: list[float] = []
+    claims: dict[int, Claim] = {}
+    for number, (question, answer) in enumerate(zip(questions, answers, strict=True)):
+        if judge is not None and question.kind == RUBRIC:
+            answer = answer.split("</think>")[-1].strip()
+            claims[number] = Claim(question.question, "; ".join(question.answers), answer)
+            results.append(0.0)
+        else:
+            results.append(score(question, answer))
     if judge is None or not claims:
-        return by_rule
+        return results
 
-    def merged(verdicts: list[bool]) -> list[float]:
-        judged = dict(zip(claims, map(float, verdicts), strict=True))
-        return [judged.get(number, ruled) for number, ruled in enumerate(by_rule)]
+    # 2. By the judge
+    def merge(verdicts: list[bool]) -> list[float]:
+        for number, verdict in zip(claims, verdicts, strict=True):
+            results[number] = float(verdict)
+        return results
 
-    return followed(judge.verdicts(list(claims.values())), merged)
+    return followed(judge.verdicts(list(claims.values())), merge)
 
 
 def plain(text: str) -> str:
@@ -118,57 +119,62 @@ def _within(part: str, text: str) -> bool:
     """Whether `text` contains `part` as whole words; word borders are ignored in scripts without
     spaces.
     """
-    before, after = (
-        "" if UNSPACED.match(edge) else bound
-        for edge, bound in ((part[:1], r"(?<!\w)"), (part[-1:], r"(?!\w)"))
-    )
-    return bool(part) and re.search(f"{before}{re.escape(part)}{after}", text) is not None
+    if not part:
+        return False
+    before = "" if UNSPACED.match(part[0]) else r"(?<!\w)"
+    after = "" if UNSPACED.match(part[-1]) else r"(?!\w)"
+    return re.search(f"{before}{re.escape(part)}{after}", text) is not None
 
 
 def _bare(text: str) -> str:
+    """`text` in lower case, without quotation marks and full stops around it."""
     return plain(text).strip(" .\"'")
 
 
 def _normalised(text: str) -> str:
+    """`text` in lower case, without articles and punctuation: SQuAD's normalisation."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
 def _normal(question: Question, answer: str) -> bool:
-    given, rights = _normalised(answer), ((right, _normalised(right)) for right in question.answers)
-    return any(
-        short in given if short else _within(plain(right), plain(answer)) for right, short in rights
-    )
+    text = _normalised(answer)
+    for right in question.answers:
+        short = _normalised(right)
+        # Nothing is left of an answer such as "A", which would be in every text
+        if short in text if short else _within(plain(right), plain(answer)):
+            return True
+    return False
 
 
 def _keywords(question: Question, answer: str) -> float:
-    parts = [
-        part.strip()
-        for right in question.answers
-        for part in re.split(r"[;,]", plain(right))
-        if part.strip()
-    ]
+    parts = []
+    for right in question.answers:
+        parts += [part.strip() for part in re.split(r"[;,]", plain(right))]
+    parts = [part for part in parts if part]
     return sum(_within(part, plain(answer)) for part in parts) / max(1, len(parts))
 
 
 def _in_box(answer: str) -> str:
+    """What is in `\\boxed{}`; without one, the whole answer."""
     match = BOXED.search(answer)
     return (match[1] if match else answer).strip()
 
 
 def _label(question: Question, answer: str) -> bool:
-    given = _in_box(answer).strip("\"'").strip()
-    return given.isdecimal() and any(
-        given == right.strip("\"'").strip() for right in question.answers
-    )
+    label = _in_box(answer).strip("\"'").strip()
+    labels = [right.strip("\"'").strip() for right in question.answers]
+    return label.isdecimal() and label in labels
 
 
 def _rouge(question: Question, answer: str) -> float:
     match = ANSWER.search(answer)
-    marked = (match[1] if match else answer.partition("\n")[0]).strip()
-    scored = (
-        rouge_scorer().score(right, text) for right in question.answers for text in (answer, marked)
-    )
-    return max(float(result["rougeL"].fmeasure) for result in scored)
+    short = (match[1] if match else answer.partition("\n")[0]).strip()
+    best = 0.0
+    for right in question.answers:
+        for text in (answer, short):
+            result = rouge_scorer().score(right, text)
+            best = max(best, float(result["rougeL"].fmeasure))
+    return best
 
 
 @lru_cache(maxsize=1)
@@ -184,19 +190,20 @@ def rouge_scorer() -> Any:
 
 
 def _recommend(question: Question, answer: str) -> float:
+    # 1. The items: without the year in brackets, and without their numbers
     _, mark, rest = answer.partition("1.")
     lines = (rest if mark else answer.replace(",", "\n")).split("\n")
-    items = [
-        " ".join(NUMBERED.sub("", re.sub(r"\([^()]*\)", "", line.strip())).split())
-        for line in lines
-    ]
+    items = []
+    for line in lines:
+        name = re.sub(r"\([^()]*\)", "", line.strip())
+        items.append(" ".join(NUMBERED.sub("", name).split()))
     items = [item for item in items if item][:FIRST_ITEMS]
+    # 2. The share of the right titles among them
     if not question.titles:
-        return sum(plain(right) in map(plain, items) for right in question.answers) / len(
-            question.answers
-        )
-    named = {nearest(item, question.titles) for item in items}
-    return sum(right in named for right in question.answers) / len(question.answers)
+        names = {plain(item) for item in items}
+        return sum(plain(right) in names for right in question.answers) / len(question.answers)
+    titles = {nearest(item, question.titles) for item in items}
+    return sum(right in titles for right in question.answers) / len(question.answers)
 
 
 def nearest(name: str, titles: Sequence[str]) -> str:
@@ -206,9 +213,9 @@ def nearest(name: str, titles: Sequence[str]) -> str:
     >>> nearest("toy stori", ["Heat", "Toy Story"])
     'Toy Story'
     """
-    lowered = [title.lower() for title in titles]
-    lengths_T = np.array(list(map(len, lowered)))
-    letters_TL = np.array(lowered).view(np.int32).reshape(len(titles), -1)
+    lower_titles = [title.lower() for title in titles]
+    lengths_T = np.array(list(map(len, lower_titles)))
+    letters_TL = np.array(lower_titles).view(np.int32).reshape(len(titles), -1)
     steps = np.arange(letters_TL.shape[1] + 1, dtype=np.int32)
     row_TL = np.broadcast_to(steps, (len(titles), len(steps)))
     # Wagner and Fischer 1974, a row of all titles at once
@@ -223,29 +230,35 @@ def nearest(name: str, titles: Sequence[str]) -> str:
 
 
 def _rubric(question: Question, answer: str) -> float:
-    wanted = {word for right in question.answers for word in content_words(right)}
-    if not wanted:
+    words: set[str] = set()
+    for right in question.answers:
+        words.update(content_words(right))
+    if not words:
         return RULES["contain"](question, answer)
-    return len(wanted.intersection(content_words(answer))) / len(wanted)
+    return len(words.intersection(content_words(answer))) / len(words)
 
 
 def _share(question: Question, answer: str) -> float:
     return sum(plain(right) in plain(answer) for right in question.answers) / len(question.answers)
 
 
+def _contain(question: Question, answer: str) -> bool:
+    return any(_within(plain(right), plain(answer)) for right in question.answers)
+
+
+def _boxed(question: Question, answer: str) -> bool:
+    return _in_box(answer) in {right.strip() for right in question.answers}
+
+
 RULES: dict[str, Callable[[Question, str], float]] = {
     # one of the alternatives, as whole words
-    "contain": lambda question, answer: any(
-        _within(plain(right), plain(answer)) for right in question.answers
-    ),
+    "contain": _contain,
     # equal to one of the alternatives
     "exact": lambda question, answer: _bare(answer) in map(_bare, question.answers),
     # share of the parts between semicolons or commas, as whole words
     "keywords": _keywords,
     # one of the alternatives, anywhere in the text
-    "substring": lambda question, answer: any(
-        plain(right) in plain(answer) for right in question.answers
-    ),
+    "substring": lambda question, answer: _share(question, answer) > 0,
     # the same, after SQuAD's normalisation (Rajpurkar et al. 2016), as in DrQA
     "normal": _normal,
     # share of the parts that occur anywhere in the text
@@ -255,9 +268,7 @@ RULES: dict[str, Callable[[Question, str], float]] = {
     # a number, alone or in `\boxed{}`
     "label": _label,
     # one of the alternatives, alone or in `\boxed{}`
-    "boxed": lambda question, answer: (
-        _in_box(answer) in {right.strip() for right in question.answers}
-    ),
+    "boxed": _boxed,
     # F1 of ROUGE-L (Lin 2004), with stemming; of the answer or of what follows "Answer:" in its
     # line (else the first line), whichever is better
     ROUGE: _rouge,

@@ -39,26 +39,25 @@ class Item:
 @dataclass
 class Store:
     """core: at most about 512 tokens. core_chunk: chunk at which it was last written. items: by id,
-    oldest first. given: number of ids that each list has given.
+    oldest first. id_counts: number of ids that each list has used.
     """
 
     core: str = ""
     core_chunk: int = -1
     items: dict[str, Item] = field(default_factory=dict)
-    given: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LISTS, 0))
+    id_counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LISTS, 0))
 
     @property
     def tokens(self) -> int:
         """Approximate number of tokens in the memory."""
-        return count_tokens(self.core) + sum(
-            count_tokens(item.text) for item in self.items.values()
-        )
+        texts = [self.core, *(item.text for item in self.items.values())]
+        return sum(map(count_tokens, texts))
 
     def listed(self, kind: str) -> list[Item]:
         """The items of one list, oldest first."""
         return [item for item in self.items.values() if item.kind == kind]
 
-    def held(self, kind: str, item_id: str | None) -> Item:
+    def find(self, kind: str, item_id: str | None) -> Item:
         """The core, which has no id, or an item. Raises RefusedChangeError if there is none."""
         if kind == CORE:
             return Item("", CORE, self.core, self.core_chunk)
@@ -162,12 +161,14 @@ class CallOutcome:
 
 def apply(store: Store, call: ToolCall, chunk: int) -> CallOutcome:
     """Execute `call` at chunk number `chunk`. Never raises for what an agent wrote."""
-    if (wrong := check_call(call, TOOLS)) is not None:
-        return CallOutcome(call, False, wrong)
+    fault = check_call(call, TOOLS)
+    if fault is not None:
+        return CallOutcome(call, False, fault)
     kind, item_id = call.arguments["memory_type"], call.arguments.get("memory_id")
     try:
+        # 1. A removal
         if call.name == DELETE:
-            old = store.held(kind, item_id)
+            old = store.find(kind, item_id)
             if kind != CORE:
                 del store.items[old.id]
             elif store.core:
@@ -181,18 +182,22 @@ def apply(store: Store, call: ToolCall, chunk: int) -> CallOutcome:
                 removed=old.text,
                 fresh=old.chunk == chunk,
             )
+        # 2. A text that is there already
         text = " ".join(call.arguments["content" if call.name == INSERT else "new_content"].split())
-        held = [store.held(CORE, None)] if kind == CORE else store.listed(kind)
-        if (same := next((item for item in held if item.text == text), None)) is not None:
-            place = f", in {same.id}" if call.name == INSERT else ""
-            return CallOutcome(call, False, f"{kind} already says that{place}", counts=False)
+        items = [store.find(CORE, None)] if kind == CORE else store.listed(kind)
+        for item in items:
+            if item.text == text:
+                place = f", in {item.id}" if call.name == INSERT else ""
+                return CallOutcome(call, False, f"{kind} already says that{place}", counts=False)
+        # 3. A new item
         if call.name == INSERT:
             _check_text(text, kind)
-            store.given[kind] += 1
-            item = Item(f"{kind[0]}{store.given[kind]}", kind, text, chunk)
+            store.id_counts[kind] += 1
+            item = Item(f"{kind[0]}{store.id_counts[kind]}", kind, text, chunk)
             store.items[item.id] = item
             return CallOutcome(call, True, f"{item.id} added", written=text)
-        old = store.held(kind, item_id)
+        # 4. Another text
+        old = store.find(kind, item_id)
         _check_text(text, kind)
         if kind == CORE:
             store.core, store.core_chunk = text, chunk
