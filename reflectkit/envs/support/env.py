@@ -93,14 +93,17 @@ class SupportTeacher(ConversationTeacher):
     def need(self) -> tuple[str, str]:
         """(what is to be done now, about what): the first thing that is missing."""
         persona, request, conduct = self.env.persona, self.env.persona.current, self.env.conduct
+        # 1. Who the user is
         if not persona.identified:
             return "ask", "identity"
-        if not conduct.found:
+        if not conduct.knows_customer:
             return "look up", "customer"
+        # 2. What needs no facts
         if request.kind == "danger":
             return "do", ESCALATE
         if request.kind == "extra":
             return "refuse", request.refused
+        # 3. The facts, until one shows that a rule forbids it, and the records
         for name in request.facts:
             if name not in persona.revealed:
                 return "ask", name
@@ -112,12 +115,14 @@ class SupportTeacher(ConversationTeacher):
             return "look up", "account"
         if request.product and request.product not in conduct.products:
             return "look up", "product"
+        # 4. The answer, the refusal or the change
         if request.kind in ("paid", "stock"):
             return "answer", request.kind
         if request.refused:
             return "refuse", request.refused
-        if all(call in conduct.done for call in request.actions):
+        if all(call in conduct.changes for call in request.actions):
             return "report", request.kind
+        # A change needs a yes
         return ("do", request.actions[0].name) if persona.confirmed else ("confirm", request.kind)
 
     def action(self) -> ToolUse:
@@ -128,7 +133,8 @@ class SupportTeacher(ConversationTeacher):
         persona, (step, subject) = self.env.persona, self.need
         request = persona.current
         facts = {**request.facts, **persona.revealed}
-        told = request.told[0][0] if request.told else ""
+        amount = request.told[0][0] if request.told else ""
+        # 1. A question, or a call
         if step == "ask":
             return ToolUse(FACT_QUESTIONS[subject])
         if step == "look up":
@@ -143,24 +149,26 @@ class SupportTeacher(ConversationTeacher):
             return use_of([ToolCall(call, arguments)])
         if step == "do":
             return use_of(request.actions[:1])
+        # 2. A reply
         if step == "confirm":
             return ToolUse(f"Shall I {PROPOSALS[request.kind].format(**facts)}, yes or no?")
         if step == "refuse":
-            said = f"I cannot do that: {subject}"
+            reply = f"I cannot do that: {subject}"
         elif step == "report":
-            said = f"Done: {REPORTS[request.kind].format(**facts, told=told)}"
-        elif request.kind == "stock" and told.isdigit():
-            said = f"We have {told} left"
+            reply = f"Done: {REPORTS[request.kind].format(**facts, told=amount)}"
+        elif request.kind == "stock" and amount.isdigit():
+            reply = f"We have {amount} left"
         else:
-            said = ANSWERS[request.kind].format(**facts, told=told)
-        return ToolUse(f"{said}. Anything else?")
+            reply = ANSWERS[request.kind].format(**facts, told=amount)
+        return ToolUse(f"{reply}. Anything else?")
 
     def mistakes(self) -> list[ToolUse]:
         """Needless actions, which spoil nothing."""
-        wrong = [use_of([ToolCall("list_products", {})]), ToolUse("One moment.")]
-        if self.env.conduct.found:
-            wrong.append(use_of([ToolCall("get_order", {"order": self.env.conduct.customer})]))
-        return wrong
+        mistakes = [use_of([ToolCall("list_products", {})]), ToolUse("One moment.")]
+        if self.env.conduct.knows_customer:
+            call = ToolCall("get_order", {"order": self.env.conduct.customer})
+            mistakes.append(use_of([call]))
+        return mistakes
 
     def comment(self, generator: random.Random) -> str:
         """What is known, what the policy says, and what is missing. Raises ConfigError unless the
@@ -169,18 +177,22 @@ class SupportTeacher(ConversationTeacher):
         refuse(self.env.user is not None, NO_ORACLE)
         step, subject = self.need
         persona, conduct = self.env.persona, self.env.conduct
-        parts = [
-            f"The customer is {conduct.customer}." if conduct.found else generator.choice(UNKNOWN)
-        ]
+        # 1. Who the user is, and the state of the order
+        parts = []
+        if conduct.knows_customer:
+            parts.append(f"The customer is {conduct.customer}.")
+        else:
+            parts.append(generator.choice(UNKNOWN))
         order = persona.revealed.get("order", "")
         if order in conduct.orders:
             parts.append(f"{order} is {self.env.ledger.of('orders', order)['status']}.")
+        # 2. What the policy says
         if step == "refuse":
-            parts.append(
-                f"{generator.choice(('Not allowed', 'The policy forbids it'))}: {subject}."
-            )
+            verdict = generator.choice(("Not allowed", "The policy forbids it"))
+            parts.append(f"{verdict}: {subject}.")
         elif step in ("confirm", "do", "report"):
             parts.append(generator.choice(("It is allowed.", "The policy allows it.")))
+        # 3. What is missing
         missing = {
             "ask": "who the customer is" if subject == "identity" else f"the {subject}",
             "look up": f"the record of the {subject}",
@@ -211,19 +223,19 @@ MOST_RULES = 2
 class Conduct:
     """What the agent has done, call by call.
 
-    customer: who the user is, by id. found: the agent found them. orders, products: what it looked
-    up; products by the name that it used. account: whether it looked up the customer. done: the
-    changes that it made. hasty: it made one before it had found the customer. unconfirmed: it made
-    one without a yes.
+    customer: who the user is, by id. knows_customer: the agent found them. orders, products: what
+    it looked up; products by the name that it used. account: whether it looked up the customer.
+    changes: those that it made. hasty: it made one before it had found the customer. unconfirmed:
+    it made one without a yes.
     """
 
     database: ShopDatabase
     customer: str
-    found: bool = False
+    knows_customer: bool = False
     orders: set[str] = field(default_factory=set)
     products: set[str] = field(default_factory=set)
     account: bool = False
-    done: list[ToolCall] = field(default_factory=list)
+    changes: list[ToolCall] = field(default_factory=list)
     hasty: bool = False
     unconfirmed: bool = False
 
@@ -233,7 +245,8 @@ class Conduct:
         """
         arguments = call.arguments
         if call.name.startswith("find_customer"):
-            self.found |= self.database.customers_with(**arguments)[:1] == [self.customer]
+            # Of several with one name, only the first counts, as the tool refuses to choose
+            self.knows_customer |= self.database.customers_with(**arguments)[:1] == [self.customer]
         elif call.name == "get_order":
             self.orders.add(arguments["order"])
         elif call.name == "get_product":
@@ -241,9 +254,9 @@ class Conduct:
         elif call.name == "get_customer":
             self.account |= arguments["customer"] == self.customer
         elif call.name not in READING:
-            self.done.append(call)
+            self.changes.append(call)
             if call.name != ESCALATE:
-                self.hasty |= not self.found
+                self.hasty |= not self.knows_customer
                 self.unconfirmed |= not agreed
                 return True
         return False
@@ -252,7 +265,8 @@ class Conduct:
         """Whether the agent has read what a refusal of `request`, or its answer, depends on; True
         if neither is due.
         """
-        if not (request.kind in QUESTIONS or (request.rule and RULES[request.rule].needs_look_up)):
+        is_rule = request.rule and RULES[request.rule].needs_look_up
+        if request.kind not in QUESTIONS and not is_rule:
             return True
         if not request.product:
             return request.facts.get("order") in self.orders
@@ -268,45 +282,44 @@ def untold(requests: Sequence[UserRequest], replies: Sequence[Sequence[str]]) ->
     """
     missing = []
     for request, answers in zip(requests, replies, strict=True):
-        stated = [statements(reply) for reply in answers]
-        missing += [
-            fact[0]
-            for fact in request.told
-            if not any(_tells(request, reply, fact) for reply in stated)
-        ]
+        # 1. Facts
+        claims = [statements(reply) for reply in answers]
+        for alternatives in request.told:
+            if not any(_tells(request, reply, alternatives) for reply in claims):
+                missing.append(alternatives[0])
+        # 2. The reason of a refusal
         if request.rule and RULES[request.rule].words:
-            given = {
-                name
-                for reply in answers
-                if refuses(reply)
-                for name in rules_named(statements(reply))
-            }
-            missing += (
-                [request.refused] if request.rule not in given or len(given) > MOST_RULES else []
-            )
+            reasons = set()
+            for reply in answers:
+                if refuses(reply):
+                    reasons |= rules_named(statements(reply))
+            if request.rule not in reasons or len(reasons) > MOST_RULES:
+                missing.append(request.refused)
     return missing
 
 
 def _tells(
     request: UserRequest,
-    stated: str,
+    claims: str,
     alternatives: Sequence[str],
 ) -> bool:
     """Whether a reply tells a fact in one of its wordings, of which a number may be written in any
     way. Of a question about the stock, the option's name, such as "two slots", is no number.
     """
     if request.kind == "stock":
-        stated = stated.replace(request.facts.get("option", "").lower(), " ")
-        sold_out = {0.0} if any(names(stated, words) for words in RULES["stock"].words) else set()
-        if len(numbers(stated) | sold_out) > MOST_COUNTS:
+        claims = claims.replace(request.facts.get("option", "").lower(), " ")
+        is_sold_out = any(names(claims, words) for words in RULES["stock"].words)
+        counts = numbers(claims) | ({0.0} if is_sold_out else set())
+        if len(counts) > MOST_COUNTS:
             return False
-    amounts = numbers(stated)
-    return any(
-        float(fact) in amounts and len(amounts) <= MOST_NUMBERS
-        if fact.replace(".", "", 1).isdigit()
-        else names(stated, fact)
-        for fact in alternatives
-    )
+    amounts = numbers(claims)
+    for alternative in alternatives:
+        if not alternative.replace(".", "", 1).isdigit():
+            if names(claims, alternative):
+                return True
+        elif float(alternative) in amounts and len(amounts) <= MOST_NUMBERS:
+            return True
+    return False
 
 
 class SupportSettings(UserSettings):
@@ -387,6 +400,7 @@ class Support(ConversationEnv):
     )
 
     def _begin(self, task: Task, seed: int) -> str:
+        # 1. The database of the task
         check_task(task, self.name, self.levels[:-1])
         content = from_json(DeskTask, task.data, path=task.id)
         database = shop(content.database.seed, content.database.customers)
@@ -400,28 +414,29 @@ class Support(ConversationEnv):
             )
         if content.customer not in database.tables["customers"]:
             raise DataError(task.id, "is no customer of the database", field="data.customer")
+        # 2. The facts that the user can be asked for, and that a proposal or an answer names
         for request in content.requests:
-            said = "" if request.rule else (PROPOSALS | ANSWERS).get(request.kind, "")
-            needed = {name for _, name, _, _ in Formatter().parse(said) if name} - {"told"}
-            if wrong := sorted(
-                (request.final.keys() - FACT_QUESTIONS.keys()) | (needed - request.final.keys())
-            ):
+            form = "" if request.rule else (PROPOSALS | ANSWERS).get(request.kind, "")
+            fields = {name for _, name, _, _ in Formatter().parse(form) if name} - {"told"}
+            excess = request.final.keys() - FACT_QUESTIONS.keys()
+            faults = sorted(excess | (fields - request.final.keys()))
+            if faults:
                 why = (
                     f"a request of kind {request.kind!r} has too many or too few facts:"
-                    f" {', '.join(wrong)}"
+                    f" {', '.join(faults)}"
                 )
                 raise DataError(task.id, why, field="data.requests.facts")
+        # 3. The records as they should be at the end
         self._requests = content.requests
         self._expected = Ledger(database)
         """The records after all that is to be done."""
-        for call in (call for request in self._requests for call in request.actions):
-            done, message = execute(self._expected, call)
-            if not done:
-                raise DataError(
-                    task.id,
-                    f"its call {call.name} cannot be done: {message}",
-                    field="data.requests",
-                )
+        for request in self._requests:
+            for call in request.actions:
+                is_possible, message = execute(self._expected, call)
+                if not is_possible:
+                    why = f"its call {call.name} cannot be done: {message}"
+                    raise DataError(task.id, why, field="data.requests")
+        # 4. The records as they are, the user, and what the agent does
         self.ledger = Ledger(database)
         self._instructions = instructions(content.user, self._requests)
         self.persona = Persona(content.user, self._requests, generator(seed, "user"))
@@ -440,54 +455,56 @@ class Support(ConversationEnv):
         return self.persona.answer(said) if said else self.persona.begin()
 
     def _execute(self, call: ToolCall) -> tuple[str, bool, bool]:
-        done, text = execute(self.ledger, call)
+        is_possible, text = execute(self.ledger, call)
         agreed = self.persona.confirmed
+        # A user without a script agrees in words
         if self.user is not None:
-            agreed = agrees(
-                heard([message.content for message in self.dialogue if message.role == "user"][-1])
-            )
-        if done and self.conduct.saw(call, agreed):
+            words = [message.content for message in self.dialogue if message.role == "user"]
+            agreed = agrees(heard(words[-1]))
+        if is_possible and self.conduct.saw(call, agreed):
             self.persona.acted = True
-        return text, not done, self.ledger.escalated
+        return text, not is_possible, self.ledger.escalated
 
-    def _verdict(self, ended: bool) -> tuple[float, dict[str, Any]]:
+    def _verdict(self, is_over: bool) -> tuple[float, dict[str, Any]]:
+        # 1. What the user heard during each request; without a script, all counts for each
         ledger, expected, conduct = self.ledger, self._expected, self.conduct
-        changes, right = ledger.differences(), expected.differences()
         replies = self.persona.replies
-        if self.user is not None:  # has no script: all that was said counts for each request
-            said = [
-                heard(message.content) for message in self.dialogue if message.role == "assistant"
-            ]
-            replies = [said] * len(self._requests)
+        if self.user is not None:
+            words = []
+            for message in self.dialogue:
+                if message.role == "assistant":
+                    words.append(heard(message.content))
+            replies = [words] * len(self._requests)
         missing_facts = untold(self._requests, replies)
-        wrong = {
+        # 2. The changes that were made, and those that are right
+        changes, right = ledger.differences(), expected.differences()
+        common = changes.keys() & right.keys()
+        lacks_escalation = expected.escalated and not ledger.escalated
+        needless_escalation = ledger.escalated and not expected.escalated
+        # 3. Each way to fail
+        faults = {
             # A record that was to be changed was changed otherwise, or was not, or a colleague was
             # to take over.
-            "wrong_change": any(
-                changes[record] != right[record] for record in changes.keys() & right.keys()
-            ),
-            "missing_change": bool(right.keys() - changes.keys())
-            or (expected.escalated and not ledger.escalated),
+            "wrong_change": any(changes[record] != right[record] for record in common),
+            "missing_change": bool(right.keys() - changes.keys()) or lacks_escalation,
             # A record was changed that was to stay as it was.
             "forbidden_change": bool(changes.keys() - right.keys()),
             # The user was not told something that they asked for, or why their wish was refused.
             "fact_not_told": bool(missing_facts),
             # It ended without a satisfied user: the user left, the steps ran out, or a needless
             # escalation.
-            "gave_up": not ended
-            or self.persona.has_left
-            or (ledger.escalated and not expected.escalated),
+            "gave_up": not is_over or self.persona.has_left or needless_escalation,
             # A record was changed before it was known who the user is, or it never was known.
-            "unidentified": conduct.hasty or not (conduct.found or ledger.escalated),
+            "unidentified": conduct.hasty or not (conduct.knows_customer or ledger.escalated),
             # A record was changed without the user's yes.
             "unconfirmed": conduct.unconfirmed,
             # A wish was refused, or a question answered, without a look at the order or the product
             # it depends on.
             "not_looked_up": not all(map(conduct.has_looked_up, self._requests)),
         }
-        success = not any(wrong.values())
+        success = not any(faults.values())
         return float(success), {
-            "figures": {name: float(value) for name, value in wrong.items()},
+            "figures": {name: float(value) for name, value in faults.items()},
             "success": success,
             "changes": ledger.listed(),
             "expected": expected.listed(),
@@ -497,14 +514,15 @@ class Support(ConversationEnv):
     def _state(self) -> object:
         """What the teacher's next action depends on."""
         persona = self.persona
+        # The same need after an action means that it brought nothing
         need = SupportTeacher(self).need
         return need, persona.number, persona.revised, persona.pushes, dict(persona.revealed)
 
     def _before(self, meaning: object) -> None:
-        self._was = self._state()
+        self._last_state = self._state()
 
-    def _after(self, ended: bool) -> None:
-        self.mark = "mistake" if self._state() == self._was and not ended else "good"
+    def _after(self, is_over: bool) -> None:
+        self.mark = "mistake" if self._state() == self._last_state and not is_over else "good"
 
 
 INSTANCES = 400
@@ -539,6 +557,8 @@ class SupportTasks(ProblemGenerator):
         with progress.bar("Tasks, each solved once", len(levels) * count) as bar:
             for level in levels:
                 for number in range(count):
+                    # A task that its oracle cannot solve is a fault of ours, and stops the
+                    # generation
                     tasks.append(make_task(self.seed, number, level, database, source))
                     prove(tasks[-1])
                     bar.advance()

@@ -98,12 +98,12 @@ REGRET = re.compile(r"\bunfortunately\b|\bafraid\b|\bsorry\b|\bregret\b|\bapolog
 _PAST = r"cancell?ed|changed|swapped|returned|exchanged|credited|refunded|updated|replaced|taken back|redirected|moved"
 CLAIM = re.compile(rf"\b(has|have|is|was|are|were)( now| been| already| just)* ({_PAST})\b")
 """Says in so many words that something was done."""
-DONE = re.compile(
+COMPLETION = re.compile(
     rf"\bdone\b|\b(has|have) been\b|\bis now\b|\bi have\b|\bi've\b|\bsuccessful|\bcompleted?\b|\ball set\b"
     rf"|\b({_PAST})\b"
 )
-"""May say so."""
-GONE = re.compile(
+"""May say so, where the records were changed, too."""
+STOCK = re.compile(
     r"\bsold out\b|\bout of stock\b|\bnot (in stock|available)\b|\bunavailable\b|\bin stock\b|\bnone\b"
 )
 PRICE = re.compile(r"\b(cost|costs|paid|price|total|amount|euros?|eur\d*)\b|€|\deur")
@@ -115,8 +115,9 @@ YES_OR_NO = re.compile(
 
 def heard(text: str) -> str:
     """`text` as the user listens to it: its beginning, in lower case, on one line."""
-    said = " ".join(text[:LONGEST_HEARD].lower().replace("’", "'").split())
-    return EMAIL_ADDRESS.sub("email", said)  # is no address
+    words = " ".join(text[:LONGEST_HEARD].lower().replace("’", "'").split())
+    # An email address is no address
+    return EMAIL_ADDRESS.sub("email", words)
 
 
 def sentences(said: str) -> list[str]:
@@ -125,7 +126,8 @@ def sentences(said: str) -> list[str]:
     >>> sentences("it cost 45.50 euros. anything else?")
     ['it cost 45.50 euros.', 'anything else?']
     """
-    return [sentence for part in SENTENCE.findall(said) if (sentence := part.strip())]
+    parts = [part.strip() for part in SENTENCE.findall(said)]
+    return [part for part in parts if part]
 
 
 def statements(said: str) -> str:
@@ -139,8 +141,10 @@ def numbers(said: str) -> set[float]:
     >>> sorted(numbers("order w1234 costs eur45.50, and two are left"))
     [2.0, 45.5]
     """
-    in_words = {float(WORDS.index(word)) for word in NUMBER_WORD.findall(said)}
-    return in_words | {float(number.replace(",", ".")) for number in NUMBER.findall(said)}
+    values = {float(WORDS.index(word)) for word in NUMBER_WORD.findall(said)}
+    for digits in NUMBER.findall(said):
+        values.add(float(digits.replace(",", ".")))
+    return values
 
 
 def names(said: str, words: str) -> bool:

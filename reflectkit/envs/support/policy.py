@@ -112,18 +112,24 @@ def refuses(said: str) -> bool:
     >>> refuses("i cannot do that."), refuses("sorry, it is sold out. anything else?"), refuses("sorry. in blue?")
     (True, True, False)
     """
-    stated = statements(said)
-    if REFUSAL.search(stated):
+    # 1. In so many words
+    claims = statements(said)
+    if REFUSAL.search(claims):
         return True
-    asks = any(sentence.endswith("?") and not ELSE.search(sentence) for sentence in sentences(said))
-    return bool(rules_named(stated)) and not asks and REGRET.search(stated) is not None
+    # 2. As a regret; a question, such as for another colour, leaves the matter open
+    for sentence in sentences(said):
+        if sentence.endswith("?") and not ELSE.search(sentence):
+            return False
+    return bool(rules_named(claims)) and REGRET.search(claims) is not None
 
 
-def rules_named(stated: str) -> set[str]:
+def rules_named(claims: str) -> set[str]:
     """The rules whose words are in statements that were `heard`."""
-    return {
-        name for name, rule in RULES.items() if any(names(stated, words) for words in rule.words)
-    }
+    rules: set[str] = set()
+    for name, rule in RULES.items():
+        if any(names(claims, words) for words in rule.words):
+            rules.add(name)
+    return rules
 
 
 Kind = Literal[

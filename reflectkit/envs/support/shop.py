@@ -80,17 +80,17 @@ class ShopDatabase:
         city: str = "",
     ) -> list[str]:
         """Ids of the customers with this email, or with this name in this city, whatever the case."""
-        return self._customers.get(
-            tuple(part.strip().lower() for part in ((email,) if email else (name, city))), []
-        )
+        parts = (email,) if email else (name, city)
+        return self._customers.get(tuple(part.strip().lower() for part in parts), [])
 
     @cached_property
     def _customers(self) -> Mapping[tuple[str, ...], list[str]]:
-        found: dict[tuple[str, ...], list[str]] = {}
+        """The ids by email, and by name and city, in lower case."""
+        ids: dict[tuple[str, ...], list[str]] = {}
         for customer, record in self.tables["customers"].items():
             for key in ((record["email"],), (record["name"], city_of(record))):
-                found.setdefault(tuple(part.lower() for part in key), []).append(customer)
-        return found
+                ids.setdefault(tuple(part.lower() for part in key), []).append(customer)
+        return ids
 
 
 @dataclass
@@ -120,30 +120,34 @@ class Ledger:
         differing = {}
         for (table, name), record in self.changed.items():
             before = self.database.tables[table][name]
-            fields = {
-                key: (before.get(key), value)
-                for key, value in record.items()
-                if before.get(key) != value
-            }
+            fields = {}
+            for key, value in record.items():
+                if before.get(key) != value:
+                    fields[key] = before.get(key), value
             if fields:
                 differing[table, name] = fields
         return differing
 
     def listed(self) -> list[Record]:
         """The differences for people to read, and whether a colleague took over."""
-        changes = [
-            {"record": name, "field": field, "before": before, "after": after}
-            for (_, name), fields in self.differences().items()
-            for field, (before, after) in fields.items()
-        ]
-        taken = {"record": "conversation", "field": "escalated", "before": False, "after": True}
-        return [*changes, taken] if self.escalated else changes
+        rows: list[Record] = []
+
+        def add(record: str, field: str, before: Any, after: Any) -> None:
+            rows.append({"record": record, "field": field, "before": before, "after": after})
+
+        for (_, name), fields in self.differences().items():
+            for field_name, (before, after) in fields.items():
+                add(name, field_name, before, after)
+        if self.escalated:
+            add("conversation", "escalated", False, True)
+        return rows
 
 
 def euros(amount: float) -> float:
     """`amount` in whole cents, without a fraction where there is none, so that it is written in one
     way only.
     """
+    # 45.5 for 45.50, and 45 for 45.00
     cents = round(amount, 2)
     return int(cents) if cents == int(cents) else cents
 
@@ -165,29 +169,27 @@ def shop(seed: int, customers: int = CUSTOMERS) -> ShopDatabase:
         "items": items,
         "orders": {},
     }
+    # Five orders at most for each customer, with numbers in no order
     order_numbers = iter(chance.sample(range(1000, 1000 + 20 * customers), 5 * customers))
     emails: set[str] = set()
     for number in range(customers):
+        # 1. Name and email, of which no two are equal
         name = f"{chance.choice(FIRST)} {chance.choice(LAST)}"
-        while (
-            email := f"{name.replace(' ', '.').lower()}{chance.randint(10, 99)}@mail.example"
-        ) in emails:
-            pass
+        email = ""
+        while not email or email in emails:
+            email = f"{name.replace(' ', '.').lower()}{chance.randint(10, 99)}@mail.example"
         emails.add(email)
+        # 2. Payment methods
         payments = [f"p{3 * number + 10 + place}" for place in range(chance.randint(1, 3))]
         customer = f"c{number + 100}"
         for payment in payments:
             tables["payments"][payment] = {"customer": customer, "kind": chance.choice(KINDS)}
+        # 3. Orders
         orders = [f"W{next(order_numbers)}" for _ in range(chance.randint(2, 5))]
         address = an_address(chance)
         for order in orders:
-            tables["orders"][order] = {"customer": customer} | _order(
-                payments,
-                address,
-                items,
-                products,
-                chance,
-            )
+            record = _order(payments, address, items, products, chance)
+            tables["orders"][order] = {"customer": customer} | record
         tables["customers"][customer] = {
             "name": name,
             "email": email,
@@ -204,6 +206,7 @@ def _assortment(chance: random.Random) -> tuple[dict[str, Record], dict[str, Rec
     """
     products: dict[str, Record] = {}
     items: dict[str, Record] = {}
+    # Ids tell nothing about the item
     numbers = iter(chance.sample(range(100, 1000), sum(map(len, PRODUCTS.values()))))
     for place, (name, options) in enumerate(PRODUCTS.items()):
         product = f"k{place + 10}"
@@ -235,21 +238,20 @@ def _order(
     products: dict[str, Record],
     chance: random.Random,
 ) -> Record:
-    chosen = [
-        chance.choice(products[product]["items"])
-        for product in chance.sample(sorted(products), chance.randint(1, 3))
-    ]
+    """An order of one to three products, without its customer."""
+    names = chance.sample(sorted(products), chance.randint(1, 3))
+    order_items = [chance.choice(products[name]["items"]) for name in names]
     status = chance.choices((PENDING, SHIPPED, DELIVERED, CANCELLED), (4, 2, 4, 1))[0]
-    delivered = chance.choice(
-        (*range(1, RETURN_DAYS + 1), *range(RETURN_DAYS + 5, RETURN_DAYS + 30))
-    )
+    # No delivery is so close to the limit that a day more or less would matter
+    days = (*range(1, RETURN_DAYS + 1), *range(RETURN_DAYS + 5, RETURN_DAYS + 30))
+    days_since_delivery = chance.choice(days)
     return {
         "status": status,
-        "items": chosen,
-        "paid": euros(sum(items[item]["price"] for item in chosen)),
+        "items": order_items,
+        "paid": euros(sum(items[item]["price"] for item in order_items)),
         "payment": chance.choice(payments),
         "address": address,
-        "days_since_delivery": delivered if status == DELIVERED else None,
+        "days_since_delivery": days_since_delivery if status == DELIVERED else None,
         "late_days": chance.choice((0, 0, 0, 2, 4, 8)) if status == DELIVERED else None,
         "exchanged": False,
         "returned": [],

@@ -56,7 +56,7 @@ class UnfitError(Exception):
 
 
 class Shopper:
-    """A customer, and what a request can be about. An order is the subject of one request at most."""
+    """A customer, and what a request can be about; no order is the subject of two requests."""
 
     def __init__(
         self,
@@ -68,9 +68,9 @@ class Shopper:
         self.record = self.tables["customers"][customer]
         self.items = self.tables["items"]
         self._used: set[str] = set()
-        self.moved: set[str] = set()
+        self.changes: set[str] = set()
         """Items whose stock a request changes."""
-        self.asked: set[str] = set()
+        self.queries: set[str] = set()
         """Items whose stock a request depends on."""
 
     def choice(self, fitting: Sequence[str]) -> str:
@@ -86,10 +86,12 @@ class Shopper:
     ) -> tuple[str, Record]:
         """One of the customer's orders that is not used yet. Raises UnfitError."""
         orders = self.tables["orders"]
-        unused = [name for name in self.record["orders"] if name not in self._used]
-        name = self.choice(
-            [name for name in unused if orders[name]["status"] == status and fits(orders[name])]
-        )
+        candidates = []
+        for name in self.record["orders"]:
+            is_new = name not in self._used
+            if is_new and orders[name]["status"] == status and fits(orders[name]):
+                candidates.append(name)
+        name = self.choice(candidates)
         self._used.add(name)
         return name, orders[name]
 
@@ -100,15 +102,15 @@ class Shopper:
 
     def option(self, item: str, *, stocked: bool) -> str:
         """Another item of the same product that is, or is not, in stock. Raises UnfitError."""
-        others = [
-            other
-            for other in self.tables["products"][self.items[item]["product"]]["items"]
-            if other != item
-        ]
-        stock = {other: self.items[other]["stock"] for other in others}
-        return self.choice(
-            [other for other in others if (stock[other] > 1 if stocked else stock[other] == 0)]
-        )
+        product = self.items[item]["product"]
+        candidates = []
+        for other in self.tables["products"][product]["items"]:
+            stock = self.items[other]["stock"]
+            # The last one may be gone when a second request needs it
+            fits = stock > 1 if stocked else stock == 0
+            if other != item and fits:
+                candidates.append(other)
+        return self.choice(candidates)
 
     def kind_of(self, payment: str) -> str:
         """How a user calls a payment method."""
@@ -118,15 +120,17 @@ class Shopper:
         """A payment method of the customer that the order does not have, of a kind that they have
         once.
         """
+        # A user names a payment method by its kind, which must be clear
         kinds = list(map(self.kind_of, self.record["payments"]))
         others = [name for name in self.record["payments"] if name != order["payment"]]
         return self.choice([name for name in others if kinds.count(self.kind_of(name)) == 1])
 
     def address(self, record: Record) -> str:
         """An address other than that of an order or a customer."""
-        while (address := an_address(self.chance)) == record["address"]:
-            pass
-        return address
+        while True:
+            address = an_address(self.chance)
+            if address != record["address"]:
+                return address
 
     def wish(
         self,
@@ -135,23 +139,20 @@ class Shopper:
         call: ToolCall | None = None,
         *,
         revised: Mapping[str, str] | None = None,
-        told: float | None = None,
+        amount: float | None = None,
         product: str = "",
     ) -> UserRequest:
-        """A request that the policy allows, and the call that does it. told: an amount that the
-        user must be told.
+        """A request that the policy allows, and the call that does it. amount: what the user must be
+        told.
         """
-        calls = () if call is None else (call,)
-        say = wording(kind, self.chance)
         return UserRequest(
             kind,
-            say,
+            wording(kind, self.chance),
             facts,
             revised or {},
-            calls,
-            () if told is None else ((f"{told:g}",),),
-            "",
-            product,
+            actions=() if call is None else (call,),
+            told=() if amount is None else ((f"{amount:g}",),),
+            product=product,
         )
 
     def forbidden(
@@ -186,7 +187,7 @@ def allowed(shopper: Shopper, kind: str) -> UserRequest:
                 facts,
                 call,
                 revised={"reason": then},
-                told=record["paid"],
+                amount=record["paid"],
             )
         case "address":
             order, record = shopper.order(PENDING)
@@ -213,13 +214,14 @@ def allowed(shopper: Shopper, kind: str) -> UserRequest:
             )
             item = chance.choice(record["items"])
             first, then = (shopper.option(item, stocked=True) for _ in range(2))
-            shopper.moved |= {item, then}
+            # Both items' stock changes
+            shopper.changes |= {item, then}
             product, option = shopper.split(first)
             facts = {"order": order, "item": product, "option": option}
             revised = {"option": shopper.split(then)[1]} if then != first else {}
             call = ToolCall(f"{kind}_item", {"order": order, "item": item, "new_item": then})
-            paid = record["paid"] - items[item]["price"] + items[then]["price"]
-            return shopper.wish(kind, facts, call, revised=revised, told=paid, product=product)
+            total = record["paid"] - items[item]["price"] + items[then]["price"]
+            return shopper.wish(kind, facts, call, revised=revised, amount=total, product=product)
         case "return":
             order, record = shopper.order(DELIVERED, is_recent)
             first, then = (chance.choice(record["items"]) for _ in range(2))
@@ -228,7 +230,7 @@ def allowed(shopper: Shopper, kind: str) -> UserRequest:
             )
             facts = {"order": order, "item": shopper.split(first)[0]}
             revised = {"item": shopper.split(then)[0]} if then != first else {}
-            return shopper.wish("return", facts, call, revised=revised, told=items[then]["price"])
+            return shopper.wish("return", facts, call, revised=revised, amount=items[then]["price"])
         case "move":
             first, then = shopper.address(shopper.record), shopper.address(shopper.record)
             call = ToolCall("move_customer", {"customer": shopper.customer, "address": then})
@@ -239,22 +241,23 @@ def allowed(shopper: Shopper, kind: str) -> UserRequest:
                 "credit",
                 {"order": order},
                 ToolCall("credit", {"order": order}),
-                told=TEN,
+                amount=TEN,
             )
         case "paid":
             order, record = shopper.order(chance.choice((PENDING, SHIPPED, DELIVERED)))
-            return shopper.wish("paid", {"order": order}, told=record["paid"])
-    item = chance.choice(list(items))  # how many are in stock
-    shopper.asked.add(item)
+            return shopper.wish("paid", {"order": order}, amount=record["paid"])
+    # The only other kind: how many are in stock
+    item = chance.choice(list(items))
+    shopper.queries.add(item)
     product, option = shopper.split(item)
     stock = items[item]["stock"]
-    told = ((str(stock),),) if stock else ((*RULES["stock"].words, "0", "none"),)
+    alternatives = (str(stock),) if stock else (*RULES["stock"].words, "0", "none")
     say = wording("stock", chance, product=product, option=option)
     return UserRequest(
         "stock",
         say,
         {"item": product, "option": option},
-        told=told,
+        told=(alternatives,),
         product=product,
     )
 
@@ -292,9 +295,9 @@ def forbidden(shopper: Shopper, wish: str) -> UserRequest:
             )
         case "swap for sold out":
             order, record = shopper.order(PENDING)
-            wanted = shopper.option(chance.choice(record["items"]), stocked=False)
-            shopper.asked.add(wanted)
-            product, option = shopper.split(wanted)
+            item = shopper.option(chance.choice(record["items"]), stocked=False)
+            shopper.queries.add(item)
+            product, option = shopper.split(item)
             return shopper.forbidden(
                 "swap",
                 {"order": order, "item": product, "option": option},
@@ -349,13 +352,12 @@ def make_task(
     them.
     """
     chance = generator(seed, "support", level, number)
-    customer, mood, requests = _drawn(level, database, chance)
+    customer, mood, requests = _draw(level, database, chance)
     record = database.tables["customers"][customer]
     city = city_of(record)
-    knows_email = (
-        chance.random() < EMAIL_KNOWN
-        or len(database.customers_with(name=record["name"], city=city)) > 1
-    )
+    # Without an email, name and city must say who the user is
+    namesakes = database.customers_with(name=record["name"], city=city)
+    knows_email = chance.random() < EMAIL_KNOWN or len(namesakes) > 1
     data = {
         "database": dict(source),
         "customer": customer,
@@ -382,7 +384,7 @@ def source_of(seed: int, customers: int) -> dict[str, Any]:
     return {"seed": seed, "customers": customers, "digest": shop(seed, customers).digest}
 
 
-def _drawn(
+def _draw(
     level: str,
     database: ShopDatabase,
     chance: random.Random,
@@ -394,11 +396,8 @@ def _drawn(
         for _ in range(TRIES):
             customer, mood = chance.choice(customers), chance.choice(get_args(Mood))
             with contextlib.suppress(UnfitError):
-                return (
-                    customer,
-                    mood,
-                    _requests(level, Shopper(database, customer, chance), wishes, mood),
-                )
+                shopper = Shopper(database, customer, chance)
+                return customer, mood, _requests(level, shopper, wishes, mood)
 
 
 def _wishes(level: str, chance: random.Random) -> list[str]:
@@ -408,9 +407,8 @@ def _wishes(level: str, chance: random.Random) -> list[str]:
     if level == REFUSE:
         return [chance.choice(FORBIDDEN)]
     first = chance.choice(CHANGES)  # one change at least
-    others = chance.sample(
-        [kind for kind in (*CHANGES, *QUESTIONS) if kind != first], chance.choice((1, 1, 2))
-    )
+    kinds = [kind for kind in (*CHANGES, *QUESTIONS) if kind != first]
+    others = chance.sample(kinds, chance.choice((1, 1, 2)))
     wishes: list[str] = [first, *others]
     if chance.random() < FORBIDDEN_AS_WELL:
         wishes[-1] = chance.choice(FORBIDDEN)
@@ -425,20 +423,25 @@ def _requests(
     mood: str,
 ) -> list[UserRequest]:
     """The requests of one task. Raises UnfitError."""
-    requests = [
-        forbidden(shopper, wish) if wish in FORBIDDEN else allowed(shopper, wish) for wish in wishes
-    ]
-    if shopper.moved & shopper.asked:
-        raise UnfitError  # the stock would depend on what was done before
-    able = [place for place, request in enumerate(requests) if request.revised]
-    if mood == "wavering" and not able:
+    # 1. One for each wish; no stock may depend on the order in which they are done
+    requests = []
+    for wish in wishes:
+        make = forbidden if wish in FORBIDDEN else allowed
+        requests.append(make(shopper, wish))
+    if shopper.changes & shopper.queries:
         raise UnfitError
-    wavers = shopper.chance.choice(able) if mood == "wavering" else None
+    # 2. A wavering user changes their mind once, and the others want the last facts from the start
+    candidates = [place for place, request in enumerate(requests) if request.revised]
+    if mood == "wavering" and not candidates:
+        raise UnfitError
+    change_place = shopper.chance.choice(candidates) if mood == "wavering" else None
     for place, request in enumerate(requests):
-        if place != wavers:  # wants from the start what they would have changed to
+        if place != change_place:
             requests[place] = replace(request, facts=request.final, revised={})
+    # 3. After an injury, the colleague would not hear the rest
     if any(request.kind == "danger" for request in requests[:-1]):
-        raise UnfitError  # the colleague would not hear the rest
+        raise UnfitError
+    # 4. A pushy user wants something for their trouble, too
     if mood == "pushy" and level != REFUSE and requests[-1].kind != "danger":
         requests.append(shopper.forbidden("extra", {}, "goodwill"))
     return requests

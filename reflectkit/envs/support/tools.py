@@ -58,9 +58,11 @@ def execute(ledger: Ledger, call: ToolCall) -> tuple[bool, str]:
     """(whether it could be done, the result for the agent) of one call. Never raises for what an
     agent wrote.
     """
-    if (wrong := check_call(call, TOOLS)) is not None:
-        return False, f"Error: {wrong}"
+    fault = check_call(call, TOOLS)
+    if fault is not None:
+        return False, f"Error: {fault}"
     try:
+        # The effect checks what a schema cannot
         result = _EFFECTS[call.name](ledger, **call.arguments)
     except RefusedCallError as error:
         return False, f"Error: {error}"
@@ -80,12 +82,10 @@ def find_customer(ledger: Ledger, email: str) -> Record:
 def find_customer_by_name(ledger: Ledger, name: str, city: str) -> Record:
     """The customer with this name in this city."""
     matching = ledger.database.customers_with(name=name, city=city)
-    if len(matching) != 1:
-        raise RefusedCallError(
-            "several customers have this name; ask for the email"
-            if matching
-            else "no such customer"
-        )
+    if not matching:
+        raise RefusedCallError("no such customer")
+    if len(matching) > 1:
+        raise RefusedCallError("several customers have this name; ask for the email")
     return {"customer": matching[0]}
 
 
@@ -106,33 +106,32 @@ def get_customer(ledger: Ledger, customer: str) -> Record:
 def get_order(ledger: Ledger, order: str) -> Record:
     """The state of an order, its items and payment."""
     record = _record(ledger, "orders", order)
-    shown = {"customer": record["customer"], "status": record["status"]}
+    view = {"customer": record["customer"], "status": record["status"]}
+    # Only a delivered order has these two
     if record["status"] == DELIVERED:
-        shown |= {
-            "days_since_delivery": record["days_since_delivery"],
-            "late_days": record["late_days"],
-        }
-    shown["items"] = {item: ledger.of("items", item)["name"] for item in record["items"]}
-    shown |= {"paid": record["paid"], "payment": record["payment"], "address": record["address"]}
+        view["days_since_delivery"] = record["days_since_delivery"]
+        view["late_days"] = record["late_days"]
+    view["items"] = {item: ledger.of("items", item)["name"] for item in record["items"]}
+    view |= {"paid": record["paid"], "payment": record["payment"], "address": record["address"]}
     if record["returned"]:
-        shown["returned"] = record["returned"]
-    return shown | {"exchanged": record["exchanged"]}
+        view["returned"] = record["returned"]
+    return view | {"exchanged": record["exchanged"]}
 
 
 @_tool(product=STRING)
 def get_product(ledger: Ledger, product: str) -> Record:
     """The items of a product, with option, price and stock."""
-    wanted = product.strip().lower()
-    for name, record in ledger.database.tables["products"].items():
-        if wanted in (name, record["name"]):
-            items = [(item, ledger.of("items", item)) for item in record["items"]]
-            stock = {
-                item: f"{of['stock']} left" if of["stock"] else "sold out" for item, of in items
-            }
-            return {
-                item: f"{of['name'].rpartition(', ')[2]}, {of['price']:g} euros, {stock[item]}"
-                for item, of in items
-            }
+    name = product.strip().lower()
+    for product_id, record in ledger.database.tables["products"].items():
+        if name not in (product_id, record["name"]):
+            continue
+        view = {}
+        for item_id in record["items"]:
+            item = ledger.of("items", item_id)
+            option = item["name"].rpartition(", ")[2]
+            stock = f"{item['stock']} left" if item["stock"] else "sold out"
+            view[item_id] = f"{option}, {item['price']:g} euros, {stock}"
+        return view
     raise RefusedCallError(f"no product {product[:80]}")
 
 
@@ -162,7 +161,7 @@ def change_address(ledger: Ledger, order: str, address: str) -> Record:
 def change_payment(ledger: Ledger, order: str, payment: str) -> Record:
     """Change the payment method of a pending order."""
     record = _in_state(ledger, order, PENDING)
-    _owned(ledger, record, payment)
+    _check_payment(ledger, record, payment)
     ledger.change("orders", order, payment=payment)
     return {"payment": payment}
 
@@ -171,8 +170,8 @@ def change_payment(ledger: Ledger, order: str, payment: str) -> Record:
 def swap_item(ledger: Ledger, order: str, item: str, new_item: str) -> Record:
     """Swap an item of a pending order."""
     record = _in_state(ledger, order, PENDING)
-    paid = _replace(ledger, order, record, item, new_item)
-    return {"items": ledger.of("orders", order)["items"], "paid": paid}
+    total = _replace(ledger, order, record, item, new_item)
+    return {"items": ledger.of("orders", order)["items"], "paid": total}
 
 
 @_tool(order=STRING, item=STRING, payment=STRING)
@@ -180,17 +179,12 @@ def return_item(ledger: Ledger, order: str, item: str, payment: str) -> Record:
     """Take back an item of a delivered order."""
     record = _in_state(ledger, order, DELIVERED)
     price = _item_of(ledger, record, item)["price"]
-    _owned(ledger, record, payment)
+    _check_payment(ledger, record, payment)
     returned = [*record["returned"], [item, payment]]
-    kept = list(record["items"])
-    kept.remove(item)
-    ledger.change(
-        "orders",
-        order,
-        items=kept,
-        returned=returned,
-        refunded=euros(record["refunded"] + price),
-    )
+    items = list(record["items"])
+    items.remove(item)
+    refunded = euros(record["refunded"] + price)
+    ledger.change("orders", order, items=items, returned=returned, refunded=refunded)
     return {"refunded": price, "payment": payment}
 
 
@@ -203,9 +197,9 @@ def exchange_item(
 ) -> Record:
     """Exchange an item of a delivered order."""
     record = _in_state(ledger, order, DELIVERED)
-    paid = _replace(ledger, order, record, item, new_item)
+    total = _replace(ledger, order, record, item, new_item)
     ledger.change("orders", order, exchanged=True)
-    return {"items": ledger.of("orders", order)["items"], "paid": paid}
+    return {"items": ledger.of("orders", order)["items"], "paid": total}
 
 
 @_tool(customer=STRING, address=STRING)
@@ -220,6 +214,7 @@ def move_customer(ledger: Ledger, customer: str, address: str) -> Record:
 def credit(ledger: Ledger, order: str) -> Record:
     """Give 10 euros for a late delivery."""
     record = _in_state(ledger, order, DELIVERED)
+    # Once only
     if record.get("credited"):
         raise RefusedCallError(f"order {order} already has its credit")
     ledger.change("orders", order, credited=TEN)
@@ -238,6 +233,9 @@ READING = tuple(tool.name for tool in TOOLS[:6])
 """Tools that change nothing."""
 
 
+# The checks of the tools; each raises RefusedCallError
+
+
 def _record(ledger: Ledger, table: str, name: str) -> Record:
     try:
         return ledger.of(table, name)
@@ -252,7 +250,7 @@ def _in_state(ledger: Ledger, order: str, state: str) -> Record:
     return record
 
 
-def _owned(ledger: Ledger, order: Record, payment: str) -> None:
+def _check_payment(ledger: Ledger, order: Record, payment: str) -> None:
     if _record(ledger, "payments", payment)["customer"] != order["customer"]:
         raise RefusedCallError(f"payment {payment} does not belong to customer {order['customer']}")
 
@@ -272,15 +270,17 @@ def _replace(
 ) -> float:
     """Put `new_item` in the place of `item`, and return what the order now costs."""
     old, new = _item_of(ledger, record, item), _record(ledger, "items", new_item)
+    # Stock and prices are those of this episode
     if new["stock"] < 1:
         raise RefusedCallError(f"item {new_item} is sold out")
     items = list(record["items"])
     items[items.index(item)] = new_item
-    paid = euros(record["paid"] - old["price"] + new["price"])
+    # The old item goes back on the shelf
+    total = euros(record["paid"] - old["price"] + new["price"])
     ledger.change("items", item, stock=old["stock"] + 1)
     ledger.change("items", new_item, stock=new["stock"] - 1)
-    ledger.change("orders", order, items=items, paid=paid)
-    return paid
+    ledger.change("orders", order, items=items, paid=total)
+    return total
 
 
 def _text(value: str) -> str:

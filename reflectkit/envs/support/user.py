@@ -19,13 +19,13 @@ from reflectkit.env import UserTurn
 from reflectkit.envs.support.hearing import (
     ASKS,
     CLAIM,
+    COMPLETION,
     CONFIRM,
-    DONE,
     ELSE,
-    GONE,
     ORDER_ID,
     PRICE,
     REQUESTING,
+    STOCK,
     heard,
     names,
     numbers,
@@ -98,13 +98,13 @@ def instructions(identity: UserIdentity, requests: Sequence[UserRequest]) -> str
     lines.append(MANNERS[identity.mood])
     for number, request in enumerate(requests, start=1):
         facts = ", ".join(f"{name}: {value}" for name, value in request.facts.items())
-        lines.append(
-            f"{number}. {request.say}"
-            + (f" Say what you know ({facts}) only when asked." if facts else "")
-        )
+        line = f"{number}. {request.say}"
+        if facts:
+            line += f" Say what you know ({facts}) only when asked."
+        lines.append(line)
         if request.revised:
-            changed = ", ".join(f"{name}: {value}" for name, value in request.revised.items())
-            lines.append(f"   Before it is done, you change your mind ({changed}).")
+            changes = ", ".join(f"{name}: {value}" for name, value in request.revised.items())
+            lines.append(f"   Before it is done, you change your mind ({changes}).")
     lines.append("You want these things one after another, and nothing else.")
     return "\n".join(lines)
 
@@ -124,22 +124,20 @@ class Persona:
         requests: Sequence[UserRequest],
         chance: random.Random,
     ) -> None:
-        self.identity, self.requests, self.mood, self.chance = (
-            identity,
-            requests,
-            identity.mood,
-            chance,
-        )
+        self.identity, self.mood = identity, identity.mood
+        self.requests, self.chance = requests, chance
         self.identified = self.has_left = False
         self.replies: list[list[str]] = [[] for _ in requests]
         self._turn_to(0)
 
     def _turn_to(self, number: int) -> None:
         self.number = number
-        said = self.current.say.lower()
-        self.revealed = {
-            name: fact for name, fact in self.current.facts.items() if names(said, fact.lower())
-        }
+        # Some facts are in the request itself
+        words = self.current.say.lower()
+        self.revealed = {}
+        for name, fact in self.current.facts.items():
+            if names(words, fact.lower()):
+                self.revealed[name] = fact
         self.confirmed = self.revised = self.acted = False
         self.pushes = self._unhelpful = 0
 
@@ -154,40 +152,46 @@ class Persona:
 
     def begin(self) -> UserTurn:
         """The first words."""
-        return UserTurn(self._dressed(f"{GREETINGS[self.mood]}{self.current.say}"))
+        return UserTurn(self._with_small_talk(f"{GREETINGS[self.mood]}{self.current.say}"))
 
     def answer(self, said: str) -> UserTurn:
         """The answer to what the agent said."""
         said = heard(said)
         self.replies[min(self.number, len(self.requests) - 1)].append(said)
-        wanting = [
-            part for part in sentences(said) if REQUESTING.search(part) and not ELSE.search(part)
-        ]
-        asked = []
+        # 1. Questions: tell the facts
+        questions = []
+        for sentence in sentences(said):
+            if REQUESTING.search(sentence) and not ELSE.search(sentence):
+                questions.append(sentence)
+        missing = []
         for name, pattern in ASKS.items():
-            asking = [sentence for sentence in wanting if pattern.search(sentence)]
-            if not all(
-                CONFIRM.search(sentence) and self._proposes(name, sentence) for sentence in asking
-            ):
-                asked.append(name)
-        if asked:
-            return self._tell(asked)
-        kind, stated = self.current.kind, statements(said)
+            for sentence in questions:
+                is_proposal = CONFIRM.search(sentence) and self._proposes(name, sentence)
+                if pattern.search(sentence) and not is_proposal:
+                    missing.append(name)
+                    break
+        if missing:
+            return self._tell(missing)
+        # 2. A refusal: insist, or go on to the next request
+        kind, claims = self.current.kind, statements(said)
         if kind != "danger" and refuses(said):
             if self.mood == "pushy" and self.pushes < PUSHES:
                 self.pushes += 1
                 return UserTurn(self.chance.choice(PUSHING))
             return self._next()
-        answered = kind in QUESTIONS and bool(numbers(stated) or GONE.search(stated))
+        # 3. An answer, or a change that was made: go on to the next request
+        is_answer = kind in QUESTIONS and bool(numbers(claims) or STOCK.search(claims))
         if kind == "paid":
-            answered = bool(numbers(stated)) and PRICE.search(stated) is not None
-        if answered or (self.acted and (ELSE.search(said) or DONE.search(stated))):
+            is_answer = bool(numbers(claims)) and PRICE.search(claims) is not None
+        if is_answer or (self.acted and (ELSE.search(said) or COMPLETION.search(claims))):
             return self._next()
-        if any(map(CONFIRM.search, wanting)):
+        # 4. A proposal
+        if any(map(CONFIRM.search, questions)):
             return self._confirm(said)
-        if CLAIM.search(stated) and kind in CHANGES:
-            return self._next()  # the user believes it
-        return self._unhelped(
+        # 5. A claim that something was done, which the user believes
+        if CLAIM.search(claims) and kind in CHANGES:
+            return self._next()
+        return self._lose_patience(
             f"I do not understand. {self.current.say}" if "?" in said else "All right."
         )
 
@@ -199,31 +203,32 @@ class Persona:
             return ORDER_ID.search(sentence) is not None
         if name in ("email", "name"):
             return False
+        # A proposal may name a fact that the user has not told, if it is the right one
         fact = self.current.facts.get(name)
         return fact is None or name in self.revealed or names(sentence, fact.lower())
 
-    def _tell(self, asked: Sequence[str]) -> UserTurn:
-        """What the user knows of it. Facts that were told before, and unknown ones, try their
+    def _tell(self, fact_names: Sequence[str]) -> UserTurn:
+        """What the user knows of these. Facts that were told before, and unknown ones, try their
         patience.
         """
         facts, parts, new = self._facts, [], False
-        for name in asked:
+        for name in fact_names:
             if name in ("email", "name"):
                 new |= not self.identified
                 self.identified = True
-                who, terse = self.identity, self.mood == "terse"
+                who, is_terse = self.identity, self.mood == "terse"
                 if name == "email" and who.email:
-                    parts.append(who.email if terse else f"It is {who.email}")
+                    parts.append(who.email if is_terse else f"It is {who.email}")
+                elif is_terse:
+                    parts.append(f"{who.name}, {who.city}")
                 else:
-                    parts.append(
-                        f"{who.name}, {who.city}" if terse else f"I am {who.name} from {who.city}."
-                    )
+                    parts.append(f"I am {who.name} from {who.city}.")
             elif name in facts:
                 new |= name not in self.revealed
                 self.revealed[name] = facts[name]
                 parts.append(self._fact(name, facts[name]))
-        words = self._dressed(" ".join(dict.fromkeys(parts)) or "I do not know.")
-        return UserTurn(words) if new else self._unhelped(words)
+        words = self._with_small_talk(" ".join(dict.fromkeys(parts)) or "I do not know.")
+        return UserTurn(words) if new else self._lose_patience(words)
 
     def _fact(self, name: str, value: str) -> str:
         if self.mood == "terse":
@@ -234,42 +239,46 @@ class Persona:
 
     def _confirm(self, said: str) -> UserTurn:
         """The answer to a proposal."""
+        # 1. It must be about the right order, by an agent who knows the user and all facts
         facts = self._facts
-        order, named = facts.get("order", ""), ORDER_ID.findall(said)
-        if order and named and order.lower() not in named:
+        order, order_ids = facts.get("order", ""), ORDER_ID.findall(said)
+        if order and order_ids and order.lower() not in order_ids:
             self.revealed["order"] = order
             return UserTurn(f"No, I mean order {order}.")
         if not self.identified:
-            return self._unhelped("You have not asked who I am.")
+            return self._lose_patience("You have not asked who I am.")
         self.revealed |= {name: fact for name, fact in facts.items() if names(said, fact.lower())}
-        if missing := [name for name in facts if name not in self.revealed]:
+        missing = [name for name in facts if name not in self.revealed]
+        if missing:
             return self._tell(missing)
         wish = facts.get("payment", "")
         if self.current.rule == "payment" and not names(said, wish.lower()):
-            return self._unhelped(f"No, to the {wish}.")
+            return self._lose_patience(f"No, to the {wish}.")
+        # 2. A user may change their mind once, and then agrees
         if self.current.revised and not self.revised:
             self.revised = True
             ((name, value), *_) = self.current.revised.items()
             self.revealed[name] = value
             return UserTurn(f"Wait, I have changed my mind. {self._fact(name, value)}")
         self.confirmed = True
-        return UserTurn("Yes." if self.mood == "terse" else self._dressed("Yes, please."))
+        return UserTurn("Yes." if self.mood == "terse" else self._with_small_talk("Yes, please."))
 
     def _next(self) -> UserTurn:
         """The next request, or the end."""
         self._turn_to(self.number + 1)
         if self.number >= len(self.requests):
             return UserTurn("Bye." if self.mood == "terse" else "Thank you, goodbye.", over=True)
-        return UserTurn(self._dressed(self.current.say))
+        return UserTurn(self._with_small_talk(self.current.say))
 
-    def _unhelped(self, words: str) -> UserTurn:
+    def _lose_patience(self, words: str) -> UserTurn:
         """`words`, or the end of the user's patience."""
+        # A user who gets no help leaves at last
         self._unhelpful += 1
         if self._unhelpful < PATIENCE:
             return UserTurn(words)
         self.has_left = True
         return UserTurn("This does not help me. Goodbye.", over=True)
 
-    def _dressed(self, text: str) -> str:
+    def _with_small_talk(self, text: str) -> str:
         """`text` with small talk, if the user is chatty."""
         return f"{text} {self.chance.choice(SMALL_TALK)}" if self.mood == "chatty" else text
