@@ -111,7 +111,8 @@ class BeelineTeacher(Teacher):
 
     def _comments(self) -> list[str]:
         nearest = min(self.env.distances)
-        if math.isinf(nearest):  # the states on the way were dropped
+        # The states on the way were dropped
+        if math.isinf(nearest):
             return [NO_WAY]
         moves = pluralize(int(nearest), "move")
         return [text.format(moves) for text in COMMENTS]
@@ -141,18 +142,21 @@ class Beeline(Env):
 
         from reflectkit.envs.beeline.trials import rules, trial_of
 
+        # 1. The trial, and the package's draws for it
         check_task(task, self.name, self.levels)
         number = task_int(task, "trial", FIRST_TRIAL, LAST_TRIAL)
         self._trial = trial_of(self.domain, number)
         self._most_open, self._most_explored = rules().max_frontier, rules().max_expansions
         self._order = Draws(self.domain, number, "order", str(seed))
         self._evict = Draws(self.domain, number, "evict", str(seed))
+        # 2. The question
         problem = self._trial.problem
-        asked = {"task": TASK, "goal": problem.objective, "context": problem.context}
-        self._question = f"{dumps(asked)}\n{INSTRUCTIONS}"
+        question = {"task": TASK, "goal": problem.objective, "context": problem.context}
+        self._question = f"{dumps(question)}\n{INSTRUCTIONS}"
+        # 3. An empty search
         self._open: list[Any] = [problem.start]
         """The open states, in the order in which they were found."""
-        self._found = {problem.start}
+        self._known_states = {problem.start}
         self._heuristics: dict[Any, Any] = {}
         self.explored = 0
         self.note = ""
@@ -161,31 +165,32 @@ class Beeline(Env):
 
     def step(self, action: Action) -> StepResult:
         """Explore an open state. Raises IllegalActionError: it is not one of the choices."""
-        chosen = self._shown[check_choice(action, self._shown, self.name)]
+        state = self._options[check_choice(action, self._options, self.name)]
         nearest = min(self.distances)
-        self.note = "good" if self._trial.distance(chosen) == nearest else "mistake"
-        reached = self._explore(self._open.index(chosen)) or self._explore_forced()
-        score = (self._trial.shortest + 1) / (self.explored if reached else self._most_explored)
-        over = reached or not self._open
-        info: dict[str, Any] = {
-            "last_figures": {"explored": self.explored, "log_score": math.log(score)}
-        }
+        self.note = "good" if self._trial.distance(state) == nearest else "mistake"
+        success = self._explore(self._open.index(state)) or self._explore_forced()
+        # The package scores a search without success as one that explored all it may
+        state_count = self.explored if success else self._most_explored
+        score = (self._trial.shortest + 1) / state_count
+        over = success or not self._open
+        figures = {"explored": self.explored, "log_score": math.log(score)}
+        info: dict[str, Any] = {"last_figures": figures}
         if over:
-            info["success"] = reached
-        return StepResult(self._observe(), score if reached else 0.0, over, info=info)
+            info["success"] = success
+        return StepResult(self._observe(), score if success else 0.0, over, info=info)
 
     @property
     def distances(self) -> list[float]:
         """The fewest moves from each state that is shown to the goal."""
-        return [self._trial.distance(state) for state in self._shown]
+        return [self._trial.distance(state) for state in self._options]
 
     def baseline(self, name: str) -> int:
-        """The open state with the lowest heuristic value; of several, the one that was found first."""
+        """The open state with the lowest heuristic value; of several, the first that was found."""
         heuristic = self._trial.problem.heuristic
         for state in self._open:
             if state not in self._heuristics:
                 self._heuristics[state] = heuristic(state)
-        return self._shown.index(min(self._open, key=self._heuristics.__getitem__))
+        return self._options.index(min(self._open, key=self._heuristics.__getitem__))
 
     def _explore(self, index: int) -> bool:
         """Explore the open state at `index`. Returns whether it meets the goal."""
@@ -195,11 +200,12 @@ class Beeline(Env):
         if problem.solved(state):
             return True
         for child in problem.moves(state):
-            if child not in self._found:
-                self._found.add(child)
+            if child not in self._known_states:
+                self._known_states.add(child)
                 self._open.append(child)
+        # Above the limit, random states are dropped, and may be found again
         while len(self._open) > self._most_open:
-            self._found.discard(self._open.pop(self._evict.below(len(self._open))))
+            self._known_states.discard(self._open.pop(self._evict.below(len(self._open))))
         return False
 
     def _explore_forced(self) -> bool:
@@ -210,9 +216,9 @@ class Beeline(Env):
         return False
 
     def _observe(self) -> Observation:
-        self._shown = list(self._open)
-        self._order.shuffle(self._shown)
-        choices = tuple(map(self._trial.problem.render, self._shown))
+        self._options = list(self._open)
+        self._order.shuffle(self._options)
+        choices = tuple(map(self._trial.problem.render, self._options))
         return Observation((Message("user", self._question),), choices)
 
 

@@ -30,7 +30,7 @@ MODULES = {
     "keys_doors": keys_doors,
 }
 """The domains that need no download."""
-KEPT_TRIALS = 512
+TRIALS_IN_MEMORY = 512
 """Trials that a process keeps, since the episodes of a group are of one trial."""
 Distance = Callable[[Any], float]
 """The fewest moves from a state to the goal; infinite where there is no way."""
@@ -55,7 +55,7 @@ def rules() -> Any:
     return benchmark.load(paths.PACKAGE / "benchmarks.toml")[VERSION]
 
 
-@lru_cache(maxsize=KEPT_TRIALS)
+@lru_cache(maxsize=TRIALS_IN_MEMORY)
 def trial_of(domain: str, number: int) -> Trial:
     """Trial `number` of `domain`, as the package draws it."""
     settings = rules().domains[domain]
@@ -70,11 +70,12 @@ def trial_of(domain: str, number: int) -> Trial:
         return Trial(problem, _tile_distances().__getitem__)
     if domain == "blocksworld":
         return Trial(problem, partial(_blocks_distance, *_canonical_goal(problem)))
-    found = distances_to_goal(start=problem.start, moves=problem.moves, solved=problem.solved)
-    return Trial(problem, partial(_looked_up, found))
+    # The other domains have few states
+    table = distances_to_goal(start=problem.start, moves=problem.moves, solved=problem.solved)
+    return Trial(problem, partial(_look_up, table))
 
 
-def _looked_up(distances: Mapping[Hashable, int], state: Hashable) -> float:
+def _look_up(distances: Mapping[Hashable, int], state: Hashable) -> float:
     return distances.get(state, math.inf)
 
 
@@ -94,7 +95,13 @@ def _tile_distances() -> dict[Hashable, int]:
 
 def _towers(goal: frozenset[str]) -> list[list[str]]:
     """The towers of a goal, which places every block, the highest first; each from the table up."""
-    above = {fact.split()[2][:-1]: fact.split()[1] for fact in goal if fact.startswith("(on ")}
+    # 1. What is on each block: "(on b1 b2)"
+    above = {}
+    for fact in goal:
+        if fact.startswith("(on "):
+            _, block, below = fact.split()
+            above[below[:-1]] = block
+    # 2. Upwards from each block on the table
     towers = []
     for fact in sorted(goal):
         if fact.startswith("(ontable "):
@@ -110,13 +117,14 @@ def _canonical_goal(problem: Problem) -> tuple[tuple[int, ...], dict[str, int]]:
     solved: Any = problem.solved
     (goal,) = solved.args
     towers = _towers(goal)
-    numbers = {
-        block: number for number, block in enumerate(block for tower in towers for block in tower)
-    }
+    numbers: dict[str, int] = {}
+    for tower in towers:
+        for block in tower:
+            numbers[block] = len(numbers)
     return tuple(map(len, towers)), numbers
 
 
-def _encoded(state: frozenset[str], numbers: Mapping[str, int]) -> bytes:
+def _encode(state: frozenset[str], numbers: Mapping[str, int]) -> bytes:
     """What is under each block: a block's number plus 2, 1 for the table, 0 for the hand."""
     under = bytearray(len(numbers))
     for fact in state:
@@ -133,18 +141,20 @@ def _blocks_table(heights: tuple[int, ...]) -> dict[bytes, int]:
     """The fewest moves to the goal with towers of these heights, of every encoded state. Moves can
     be undone.
     """
+    # 1. A goal with these towers, and the state that meets it
     blocks = sum(heights)
     names = iter(f"b{number}" for number in range(1, blocks + 1))
     towers = [[next(names) for _ in range(height)] for height in heights]
     goal = frozenset(blocksworld.tower_facts(towers))
     state = goal | {f"(clear {tower[-1]})" for tower in towers} | {"(handempty)"}
-    found: Any = distances_to_goal(
+    # 2. Its distances to all others
+    distances: Any = distances_to_goal(
         start=state,
         moves=partial(blocksworld.moves, blocks),
         solved=partial(blocksworld.reached, goal),
     )
     numbers = {f"b{number + 1}": number for number in range(blocks)}
-    return {_encoded(each, numbers): distance for each, distance in found.items()}
+    return {_encode(each, numbers): distance for each, distance in distances.items()}
 
 
 def _blocks_distance(
@@ -152,7 +162,7 @@ def _blocks_distance(
     numbers: Mapping[str, int],
     state: frozenset[str],
 ) -> float:
-    return _blocks_table(heights)[_encoded(state, numbers)]
+    return _blocks_table(heights)[_encode(state, numbers)]
 
 
 # Rush Hour: a state is a number with three bits for the place of each vehicle along its way
@@ -170,63 +180,63 @@ class SlidingBoard:
         self.shifts_V = 3 * np.arange(len(self.vehicles))
         self.cells_VP = np.zeros((len(self.vehicles), rush_hour.SIZE + 2), dtype=np.int64)
         """The cells of each vehicle at each of its places, as bits."""
-        self.lines = [
-            at[0] if vehicle.horizontal else at[1]
-            for vehicle, at in zip(vehicles, start, strict=True)
-        ]
+        self.lines = []
+        """The row or the column in which each vehicle moves."""
+        for vehicle, (row, column) in zip(vehicles, start, strict=True):
+            self.lines.append(row if vehicle.horizontal else column)
         for number, vehicle in enumerate(self.vehicles):
             for place in range(rush_hour.SIZE - vehicle.length + 1):
-                self.cells_VP[number, place] = sum(
-                    self._bit(number, place + offset) for offset in range(vehicle.length)
-                )
-        self.start = self.packed(start)
+                bits = [self._bit(number, place + offset) for offset in range(vehicle.length)]
+                self.cells_VP[number, place] = sum(bits)
+        self.start = self.pack(start)
         self.states_N = np.zeros(0, dtype=np.int64)
         self.distances_N = np.zeros(0, dtype=np.int64)
 
     def _bit(self, vehicle: int, along: int) -> int:
+        """The bit of the cell at `along` in the vehicle's line."""
         line = self.lines[vehicle]
         row, column = (line, along) if self.vehicles[vehicle].horizontal else (along, line)
         return int(1 << (row * rush_hour.SIZE + column))
 
-    def packed(self, state: Sequence[tuple[int, int]]) -> int:
+    def pack(self, state: Sequence[tuple[int, int]]) -> int:
         """The number of a state of the package."""
-        places = [
-            at[1] if vehicle.horizontal else at[0]
-            for vehicle, at in zip(self.vehicles, state, strict=True)
-        ]
-        return sum(place << (3 * number) for number, place in enumerate(places))
+        number = 0
+        for index, (row, column) in enumerate(state):
+            place = column if self.vehicles[index].horizontal else row
+            number += place << (3 * index)
+        return number
 
     def is_solved(self, states_N: Any) -> Any:
         """Whether each state has the red car, the first vehicle, at the exit."""
         return (states_N & 7) == rush_hour.SIZE - 2
 
-    def moved(self, states_N: Any) -> Any:
+    def neighbours(self, states_N: Any) -> Any:
         """All different states one move after any of `states_N`, sorted."""
+        # 1. The places of the vehicles, and the cells that are full
         places_NV = (states_N[:, None] >> self.shifts_V) & 7
-        taken_N = np.zeros_like(states_N)
+        cells_N = np.zeros_like(states_N)
         for number in range(len(self.vehicles)):
-            taken_N |= self.cells_VP[number, places_NV[:, number]]
-        found = [np.zeros(0, dtype=np.int64)]
+            cells_N |= self.cells_VP[number, places_NV[:, number]]
+        # 2. Each vehicle in each direction, one cell farther each time while its way is free
+        parts = [np.zeros(0, dtype=np.int64)]
         for number, vehicle in enumerate(self.vehicles):
             bits = np.array([self._bit(number, along) for along in range(rush_hour.SIZE)])
             for step in (-1, 1):
                 rows = np.arange(len(states_N))
+                length = vehicle.length - 1 if step > 0 else 0
                 for count in range(1, rush_hour.SIZE):
-                    front = (
-                        places_NV[rows, number]
-                        + step * count
-                        + (vehicle.length - 1 if step > 0 else 0)
-                    )
-                    rows = rows[(front >= 0) & (front < rush_hour.SIZE)]
-                    front = front[(front >= 0) & (front < rush_hour.SIZE)]
-                    rows = rows[(taken_N[rows] & bits[front]) == 0]
+                    front = places_NV[rows, number] + step * count + length
+                    is_inside = (front >= 0) & (front < rush_hour.SIZE)
+                    rows, front = rows[is_inside], front[is_inside]
+                    rows = rows[(cells_N[rows] & bits[front]) == 0]
                     if not len(rows):
                         break
-                    found.append(states_N[rows] + (step * count << (3 * number)))
-        return np.unique(np.concatenate(found))
+                    parts.append(states_N[rows] + (step * count << (3 * number)))
+        return np.unique(np.concatenate(parts))
 
     def fewest_moves(self, at_least: int) -> bool:
         """Whether the exit can be reached from the start, in `at_least` moves or more."""
+        # 1. No state with fewer moves is solved
         before = np.zeros(0, dtype=np.int64)
         level = np.array([self.start])
         for _ in range(at_least):
@@ -235,20 +245,22 @@ class SlidingBoard:
             level, before = self._next_level(level, before), level
             if not len(level):
                 return False
-        return bool(self.is_solved(self.reached()).any())
+        # 2. But some state is
+        return bool(self.is_solved(self.reachable()).any())
 
     def _next_level(self, level_N: Any, before_N: Any) -> Any:
         """The states one move farther away. A move can be undone, so others are in the two last
         levels.
         """
-        found = np.setdiff1d(self.moved(level_N), level_N, assume_unique=True)
-        return np.setdiff1d(found, before_N, assume_unique=True)
+        states_N = np.setdiff1d(self.neighbours(level_N), level_N, assume_unique=True)
+        return np.setdiff1d(states_N, before_N, assume_unique=True)
 
-    def reached(self) -> Any:
+    def reachable(self) -> Any:
         """All states that can be reached from the start, sorted."""
         return np.sort(np.concatenate(self._levels(np.array([self.start]))))
 
     def _levels(self, first_N: Any) -> list[Any]:
+        """The states at each number of moves from any of `first_N`, until there are no more."""
         levels, before = [first_N], np.zeros(0, dtype=np.int64)
         while True:
             level = self._next_level(levels[-1], before)
@@ -259,17 +271,18 @@ class SlidingBoard:
 
     def solve(self) -> None:
         """Compute the distances of all states."""
-        states = self.reached()
-        levels = self._levels(states[self.is_solved(states)])
+        # 1. Backwards from all solved states, as moves can be undone
+        states_N = self.reachable()
+        levels = self._levels(states_N[self.is_solved(states_N)])
         every_N = np.concatenate(levels)
-        distance_N = np.repeat(np.arange(len(levels)), [len(level) for level in levels])
+        distances_N = np.repeat(np.arange(len(levels)), [len(level) for level in levels])
+        # 2. Sorted, to look them up by bisection
         order_N = np.argsort(every_N)
-        self.states_N, self.distances_N = every_N[order_N], distance_N[order_N]
+        self.states_N, self.distances_N = every_N[order_N], distances_N[order_N]
 
     def distance(self, state: Sequence[tuple[int, int]]) -> float:
         """The fewest moves from a state of the package to the exit."""
-        packed = self.packed(state)
-        place = int(np.searchsorted(self.states_N, packed))
+        place = int(np.searchsorted(self.states_N, self.pack(state)))
         return float(self.distances_N[place])
 
 

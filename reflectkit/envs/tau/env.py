@@ -103,7 +103,9 @@ class TauTasks(Taskset):
 
     def at_level(self, task: Task, level: str) -> Task | None:
         """The task itself, if it is of domain `level`; each belongs to "all" as well."""
-        return replace(task, level=ALL) if level == ALL else task if task.level == level else None
+        if level == ALL:
+            return replace(task, level=ALL)
+        return task if task.level == level else None
 
     def cluster(self, task: Task) -> str:
         """The customer: the benchmark has variants of a request by the same one."""
@@ -131,14 +133,14 @@ class TauTeacher(ConversationTeacher):
     def comment(self, generator: random.Random) -> str:
         """The tool that comes next, and why the last call was of no use."""
         right = self.env.right_call
+        # Only the teacher's own mistakes bring nothing
         back = "That did not help. " if self.env.mark == "mistake" else ""
         if right is None:
-            return back + generator.choice(
-                (
-                    "Everything is done; tell the user.",
-                    "Everything is done; only the reply is left.",
-                )
+            wordings = (
+                "Everything is done; tell the user.",
+                "Everything is done; only the reply is left.",
             )
+            return back + generator.choice(wordings)
         return f"{back}{generator.choice(('Next', 'Now'))}: {right.name}."
 
 
@@ -168,6 +170,7 @@ class Tau(ConversationEnv):
     )
 
     def _begin(self, task: Task, seed: int) -> str:
+        # 1. Find the problem in the package, which must be the one that was listed
         check_task(task, self.name, self.levels)
         self._place = place = from_json(Place, task.data, path=task.id)
         where = f"in {place.domain} {place.split}"
@@ -177,11 +180,9 @@ class Tau(ConversationEnv):
                 f"level {task.level!r}, but the domain is {place.domain!r}",
                 field="level",
             )
-        problems = (
-            package.problems(place.domain, place.split)
-            if place.split in SPLITS[place.domain]
-            else ()
-        )
+        problems: Sequence[package.Problem] = ()
+        if place.split in SPLITS[place.domain]:
+            problems = package.problems(place.domain, place.split)
         if place.index >= len(problems):
             has = f"tau_bench has {pluralize(len(problems), 'task')} {where}, from 0"
             raise DataError(task.id, has, field="data.index")
@@ -193,9 +194,11 @@ class Tau(ConversationEnv):
                 " again with `reflectkit gen-task --env tau`",
                 field="data.digest",
             )
+        # 2. A fresh database
         self._domain = package.domain(self._place.domain)
         self._tables = self._domain.database.copy()
-        self._done = 0
+        self._right_calls = 0
+        """Number of the right calls that were made."""
         return self._domain.policy
 
     @property
@@ -209,6 +212,7 @@ class Tau(ConversationEnv):
                 " local:MODEL with --user-url http://localhost:1234/v1 (without one only --policy"
                 " oracle can be played)"
             )
+        # The next of the right calls, or a reply after the last
         right = self.right_call
         is_right = isinstance(meaning, str) if right is None else meaning == right
         self.mark = "good" if is_right else "mistake"
@@ -217,37 +221,39 @@ class Tau(ConversationEnv):
         return self._asked(self.user or Nobody(), self._problem.instruction)
 
     def _execute(self, call: ToolCall) -> tuple[str, bool, bool]:
-        self._done += call == self.right_call
+        self._right_calls += call == self.right_call
         result = self._domain.execute(self._tables, call)
-        return (
-            result,
-            result.startswith(("Error", "Unknown action")),
-            call.name in self._domain.ending,
-        )
+        refused = result.startswith(("Error", "Unknown action"))
+        return result, refused, call.name in self._domain.ending
 
-    def _verdict(self, ended: bool) -> tuple[float, dict[str, Any]]:
-        """(reward, info) of the last step. ended: not by the horizon."""
+    def _verdict(self, is_over: bool) -> tuple[float, dict[str, Any]]:
+        """(reward, info) of the last step. is_over: not by the horizon."""
+        # 1. The changes
         place = self._place
         changes = self._domain.database.changes(self._tables)
         expected = package.expected(place.domain, place.split, place.index)
         wrong, missing, forbidden = changes.verdict(expected)
-        said = [message.content for message in self.dialogue if message.role == "assistant"]
-        replies = [reply.lower().replace(",", "") for reply in said]
-        untold = [
-            text
-            for text in self._problem.outputs
-            if not any(text.lower() in reply for reply in replies)
-        ]
-        success = ended and not (wrong or missing or forbidden or untold)
+        # 2. The required texts, which the package looks for without commas, in any case
+        replies = []
+        for message in self.dialogue:
+            if message.role == "assistant":
+                replies.append(message.content.lower().replace(",", ""))
+        untold = []
+        for text in self._problem.outputs:
+            if not any(text.lower() in reply for reply in replies):
+                untold.append(text)
+        success = is_over and not (wrong or missing or forbidden or untold)
+        # 3. A transfer to a person that no right call asks for
         last = self.messages[-1]
-        transferred = last.role == "tool" and last.name in self._domain.ending
-        needless = transferred and not any(call.name == last.name for call in self._problem.actions)
+        is_transfer = last.role == "tool" and last.name in self._domain.ending
+        is_needless = all(call.name != last.name for call in self._problem.actions)
+        gave_up = (is_transfer and is_needless) or not is_over
         figures = {
             "wrong_change": float(wrong),
             "missing_change": float(missing),
             "forbidden_change": float(forbidden),
             "fact_not_told": float(bool(untold)),
-            "gave_up": float(not success and (needless or not ended)),
+            "gave_up": float(not success and gave_up),
         }
         return float(success), {
             "success": success,
@@ -260,9 +266,8 @@ class Tau(ConversationEnv):
     @property
     def right_call(self) -> ToolCall | None:
         """The next of the right calls."""
-        return (
-            self._problem.actions[self._done] if self._done < len(self._problem.actions) else None
-        )
+        calls = self._problem.actions
+        return calls[self._right_calls] if self._right_calls < len(calls) else None
 
     @property
     def closing(self) -> str:
@@ -289,12 +294,12 @@ class ProblemSettings(Config):
     @property
     def selected(self) -> list[tuple[str, str]]:
         """(domain, split), in the package's order."""
-        return [
-            (name, split)
-            for name, splits in SPLITS.items()
-            for split in splits
-            if name in (self.domain or SPLITS) and split in (self.split or splits)
-        ]
+        pairs = []
+        for name, splits in SPLITS.items():
+            for split in splits:
+                if name in (self.domain or SPLITS) and split in (self.split or splits):
+                    pairs.append((name, split))
+        return pairs
 
 
 class TauProblems(ProblemGenerator):
@@ -310,23 +315,23 @@ class TauProblems(ProblemGenerator):
 
         Raises ConfigError if the package is missing.
         """
+        # 1. The tasks of each split
         tasks: list[Task] = []
         rows = []
+        figures = {"tasks": 0}
         with progress.bar("Splits", len(self.settings.selected)) as bar:
             for name, split in self.settings.selected:
-                listed = tasks_of(name, split)
-                tasks += listed
-                rows.append(
-                    (name, split, str(len(listed)), str(len({task.group for task in listed})))
-                )
+                split_tasks = tasks_of(name, split)
+                tasks += split_tasks
+                customers = {task.group for task in split_tasks}
+                rows.append((name, split, str(len(split_tasks)), str(len(customers))))
+                figures[f"{name}_{split}"] = len(split_tasks)
                 bar.advance()
-        figures = {"tasks": len(tasks)} | {
-            f"{name}_{split}": int(count) for name, split, count, _ in rows
-        }
-        files = {
-            name: [task for task in tasks if Tau.taskset.split_of(task) == name]
-            for name in FILE_OF_SPLIT.values()
-        }
+        figures["tasks"] = len(tasks)
+        # 2. The files of our splits
+        files = {}
+        for name in FILE_OF_SPLIT.values():
+            files[name] = [task for task in tasks if Tau.taskset.split_of(task) == name]
         table = Table(
             f"Tasks in {self.folder}",
             ("domain", "split", "tasks", "customers"),

@@ -48,32 +48,34 @@ class Changes:
         """(whether a record was changed otherwise than expected, whether a change is missing,
         whether a record was changed that was to stay).
         """
-        ours, right = self.records, expected.records
-        wrong = any(ours[record] != right[record] for record in ours.keys() & right.keys())
-        return wrong, bool(right.keys() - ours.keys()), bool(ours.keys() - right.keys())
+        actual, right = self.records, expected.records
+        common = actual.keys() & right.keys()
+        wrong = any(actual[record] != right[record] for record in common)
+        return wrong, bool(right.keys() - actual.keys()), bool(actual.keys() - right.keys())
 
 
 class EpisodeTable(UserDict[str, Any]):
     """A table of one episode. Each record is copied when it is first read, so that the original
     stays as it is.
 
-    own: the records that were read, changed or added, by id; None for a removed one.
+    copies: the records that were read, changed or added, by id; None for a removed one.
     """
 
     def __init__(self, original: Mapping[str, Any]) -> None:
-        self.data, self.own = dict(original), dict[str, Any]()
+        self.data, self.copies = dict(original), dict[str, Any]()
 
     def __getitem__(self, key: str) -> Any:
-        if self.own.get(key) is None:
+        if self.copies.get(key) is None:
+            # Faster than deepcopy, and records are JSON values
             self[key] = marshal.loads(marshal.dumps(self.data[key]))
         return self.data[key]
 
     def __setitem__(self, key: str, record: Any) -> None:
-        self.data[key] = self.own[key] = record
+        self.data[key] = self.copies[key] = record
 
     def __delitem__(self, key: str) -> None:
         del self.data[key]
-        self.own[key] = None
+        self.copies[key] = None
 
 
 class DomainDatabase:
@@ -97,17 +99,18 @@ class DomainDatabase:
         records: dict[str, str | None] = {}
         fields: Fields = []
         for name, originals in self._tables.items():
-            for key, after in sorted(tables[name].own.items()):
+            for key, after in sorted(tables[name].copies.items()):
                 before = originals.get(key)
+                # Most were only read; the package's text takes longer to make
                 if repr(before) == repr(after):
                     continue
+                # Then by the text that the package hashes
                 text = None if after is None else self._canonical(after)
                 if before is None or text != self._canonical(before):
                     record = f"{name}/{key}"
                     records[record] = text
-                    fields += [
-                        {"record": record} | change for change in _differences(before, after, "")
-                    ]
+                    for change in _differences(before, after, ""):
+                        fields.append({"record": record} | change)
         return Changes(records, fields)
 
 
@@ -159,6 +162,7 @@ class Domain:
     """One of the package's domains: "retail" or "airline". env: the package's own env of it."""
 
     def __init__(self, env: Any) -> None:
+        # The package's texts, tools and records
         functions = [tool["function"] for tool in env.tools_info]
         self.policy: str = env.wiki
         self.tools = tuple(
@@ -176,11 +180,13 @@ class Domain:
         call: ToolCall,
     ) -> str:
         """The package's answer to `call`, which may change `tables`."""
+        # 1. What the package would not survive, or would not end
         tool = self._implementations.get(call.name)
         if tool is None:
             return f"Unknown action {call.name}"
         if call.name == CALCULATE and _too_large(str(call.arguments.get("expression", ""))):
             return "Error: the number is too large"
+        # 2. The call
         try:
             with warnings.catch_warnings():
                 # What `calculate` says about odd expressions
@@ -203,22 +209,19 @@ def problems(name: str, split: str) -> tuple[Problem, ...]:
     missing.
     """
     home = domain(name).digest
-    return tuple(
-        Problem(
+    result = []
+    for task in _env(name, split).tasks:
+        calls = tuple(ToolCall(action.name, action.kwargs) for action in task.actions)
+        digest = _digest(
+            home,
             task.user_id,
             task.instruction,
-            tuple(ToolCall(action.name, action.kwargs) for action in task.actions),
-            tuple(task.outputs),
-            _digest(
-                home,
-                task.user_id,
-                task.instruction,
-                [[a.name, a.kwargs] for a in task.actions],
-                task.outputs,
-            ),
+            [[call.name, call.arguments] for call in calls],
+            task.outputs,
         )
-        for task in _env(name, split).tasks
-    )
+        outputs = tuple(task.outputs)
+        result.append(Problem(task.user_id, task.instruction, calls, outputs, digest))
+    return tuple(result)
 
 
 @cache
@@ -268,6 +271,7 @@ def _without_litellm() -> Iterator[None]:
     if "litellm" in sys.modules:
         yield
         return
+    # All that the package looks up in it while it is imported
     stand_in = types.ModuleType("litellm")
     stand_in.completion = None  # type: ignore[attr-defined]
     sys.modules["litellm"] = stand_in
@@ -290,7 +294,8 @@ def _too_large(expression: str) -> bool:
     """Whether `calculate` may compute for ever: all powers but one with an exponent of up to four
     digits.
     """
+    # 9**9**9 has more digits than memory has bytes
     exponent = expression.partition("**")[2]
-    return bool(exponent) and (
-        "**" in exponent or not re.match(r"\s*[\d.]{1,4}(?![\d.])", exponent)
-    )
+    if not exponent:
+        return False
+    return "**" in exponent or not re.match(r"\s*[\d.]{1,4}(?![\d.])", exponent)
