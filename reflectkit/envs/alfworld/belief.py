@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 NAME = r"[a-z]+ \d+"
-LISTED = re.compile(rf"an? ({NAME})")
+ITEM = re.compile(rf"an? ({NAME})")
 ROOM = re.compile(r"Looking quickly around you, you see (.*?)\.")
-SEEN = re.compile(rf"(?:On the ({NAME})|The ({NAME}) is open\. In it), you see (.*?)\.")
-CLOSED = re.compile(rf"The ({NAME}) is closed|You close the ({NAME})\.")
-TAKEN = re.compile(rf"You pick up the ({NAME}) from the ({NAME})\.")
-MOVED = re.compile(rf"You move the ({NAME}) to the ({NAME})\.")
-TREATED = re.compile(rf"You (heat|clean|cool) the ({NAME}) using the")
+CONTENTS = re.compile(rf"(?:On the ({NAME})|The ({NAME}) is open\. In it), you see (.*?)\.")
+CLOSING = re.compile(rf"The ({NAME}) is closed|You close the ({NAME})\.")
+PICKUP = re.compile(rf"You pick up the ({NAME}) from the ({NAME})\.")
+PLACEMENT = re.compile(rf"You move the ({NAME}) to the ({NAME})\.")
+TREATMENT = re.compile(rf"You (heat|clean|cool) the ({NAME}) using the")
 HERE, OPENS = re.compile(rf"examine ({NAME})"), re.compile(rf"^open ({NAME})", re.MULTILINE)
 OPPOSITE = {"heat": "cool", "cool": "heat"}
 
@@ -32,41 +32,53 @@ class Belief:
     """Receptacles known to be closed."""
     here: tuple[str, ...] = ()
     """Receptacles within reach."""
-    held: str | None = None
+    in_hand: str | None = None
     """The object in hand."""
     origin: str | None = None
     """The receptacle that the object in hand was taken from."""
-    treated: dict[str, set[str]] = field(default_factory=dict)
+    treatments: dict[str, set[str]] = field(default_factory=dict)
     """What was done to each object: "heat", "clean", "cool"."""
-    searched: list[str] = field(default_factory=list)
+    searches: list[str] = field(default_factory=list)
     """Receptacles whose contents have been seen, the latest last."""
-    shown: str | None = None
+    visible_place: str | None = None
     """The receptacle whose contents the last feedback listed."""
     commands: tuple[str, ...] = ()
     """The admissible commands."""
 
     def learn(self, feedback: str, commands: Sequence[str]) -> None:
         """Update from the engine's feedback and its admissible commands."""
-        if not self.places and (room := ROOM.search(feedback)):
-            self.places = dict.fromkeys(sorted(LISTED.findall(room[1]), key=_place))
-        self.shown = None
-        for on, within, listed in SEEN.findall(feedback):
-            place = on or within
+        # 1. The room, at the start
+        room = ROOM.search(feedback)
+        if room and not self.places:
+            self.places = dict.fromkeys(sorted(ITEM.findall(room[1]), key=_place))
+        # 2. What is on or in a receptacle, and which are closed
+        self.visible_place = None
+        for surface, inside, items in CONTENTS.findall(feedback):
+            place = surface or inside
             self.closed.discard(place)
-            self._fill(place, LISTED.findall(listed))
-            self.shown = place
-        for closed in CLOSED.findall(feedback):
-            self.closed.add(closed[0] or closed[1])
-        if picked_up := TAKEN.search(feedback):
-            self.held, self.origin = picked_up.groups()
-            if (names := self.places.get(picked_up[2])) is not None and picked_up[1] in names:
-                names.remove(picked_up[1])
-        if moved := MOVED.search(feedback):
-            self.held = self.origin = None
-            self._fill(moved[2], [*(self.places.get(moved[2]) or []), moved[1]])
-        if treated := TREATED.search(feedback):
-            how, name = treated.groups()
-            self.treated[name] = (self.treated.get(name, set()) - {OPPOSITE.get(how)}) | {how}
+            self._fill(place, ITEM.findall(items))
+            self.visible_place = place
+        for names in CLOSING.findall(feedback):
+            self.closed.add(names[0] or names[1])
+        # 3. What was done to an object
+        pickup = PICKUP.search(feedback)
+        if pickup:
+            name, place = pickup.groups()
+            self.in_hand, self.origin = name, place
+            contents = self.places.get(place)
+            if contents and name in contents:
+                contents.remove(name)
+        placement = PLACEMENT.search(feedback)
+        if placement:
+            name, place = placement.groups()
+            self.in_hand = self.origin = None
+            self._fill(place, [*(self.places.get(place) or []), name])
+        treatment = TREATMENT.search(feedback)
+        if treatment:
+            how, name = treatment.groups()
+            earlier = self.treatments.get(name, set())
+            self.treatments[name] = (earlier - {OPPOSITE.get(how)}) | {how}
+        # 4. What the commands tell: what is within reach, and what can be opened
         self.commands = tuple(commands)
         commands_text = "\n".join(commands)
         self.here = tuple(name for name in HERE.findall(commands_text) if name in self.places)
@@ -76,12 +88,11 @@ class Belief:
         """(object, receptacle) of each object of `kind` with a known place; those within reach
         first.
         """
-        objects = [
-            (name, place)
-            for place, names in self.places.items()
-            for name in names or ()
-            if kind_of(name) == kind
-        ]
+        objects = []
+        for place, names in self.places.items():
+            for name in names or ():
+                if kind_of(name) == kind:
+                    objects.append((name, place))
         return sorted(objects, key=lambda pair: pair[1] not in self.here)
 
     def unsearched(self) -> list[str]:
@@ -90,19 +101,19 @@ class Belief:
 
     def of_kind(self, kind: str) -> list[str]:
         """Receptacles of `kind`, those within reach first."""
-        return sorted(
-            (place for place in self.places if kind_of(place) == kind),
-            key=lambda place: place not in self.here,
-        )
+        places = [place for place in self.places if kind_of(place) == kind]
+        return sorted(places, key=lambda place: place not in self.here)
 
     def _fill(self, place: str, names: list[str]) -> None:
-        if place in self.searched:
-            self.searched.remove(place)
-        self.searched.append(place)
+        """Note the contents of `place`, which becomes the latest that was searched."""
+        if place in self.searches:
+            self.searches.remove(place)
+        self.searches.append(place)
         self.places[place] = names
 
 
 def _place(name: str) -> tuple[str, int]:
+    """(kind, number), by which receptacles are sorted."""
     kind, _, number = name.rpartition(" ")
     return kind, int(number)
 

@@ -25,7 +25,7 @@ from reflectkit.errors import ConfigError, DataError
 PACKAGES = ("alfworld", "textworld", "fast_downward")
 HANDCODED, PLANNER = "handcoded", "planner"
 GAME, RECORD = "game.tw-pddl", "traj_data.json"
-LOADED = ("_game_data", "_game_file", "_logic", "_entity_infos", "walkthrough")
+GAME_ATTRIBUTES = ("_game_data", "_game_file", "_logic", "_entity_infos", "walkthrough")
 """What the engine keeps of a game that it loaded; a reset makes the rest anew."""
 GAMES = 16  # loaded games that are kept
 LONGEST = 200  # steps for which the handcoded expert advises
@@ -110,18 +110,21 @@ class Game:
         self._infos.facts = expert == HANDCODED
         with _isolated():
             self._state = self._env.reset()
-            self._adviser: Any = (
-                {HANDCODED: _Handcoded, PLANNER: _Planner}[expert](self, folder) if expert else None
-            )
-            return self._seen()
+            self._adviser: Any = None
+            if expert is not None:
+                self._adviser = ADVISERS[expert](self, folder)
+            return self._observe()
 
     def _load(self, folder: Path) -> None:
+        """Load a game, from memory if its file has not changed since. Raises DataError."""
+        # 1. From memory
         file = folder / GAME
         status = file.stat()
         key = folder, status.st_mtime_ns, status.st_size
         if key in self._loaded:
             vars(self._env.unwrapped).update(self._loaded[key])
             return
+        # 2. From its file
         with _isolated():
             from mementos.core import _memento_cache
 
@@ -134,10 +137,12 @@ class Game:
                 raise DataError(
                     file, f"cannot be won, or its PDDL is broken ({reason}); generate it again"
                 ) from None
+        # 3. Keep it, in the place of the oldest
         if len(self._loaded) >= GAMES:
             self._loaded.pop(next(iter(self._loaded)))
+        attributes = vars(self._env.unwrapped)
         self._loaded[key] = {
-            name: value for name, value in vars(self._env.unwrapped).items() if name in LOADED
+            name: value for name, value in attributes.items() if name in GAME_ATTRIBUTES
         }
 
     def step(self, command: str) -> State:
@@ -146,29 +151,32 @@ class Game:
             self._state, _, _ = self._env.step(command)
             if self._adviser is not None:
                 self._adviser.follow(command)
-            return self._seen()
+            return self._observe()
 
     def plan(self) -> list[str]:
         """Commands that win from the current state; empty if the planner finds none."""
         from fast_downward import Operator
         from fast_downward.interface import pddl2sas
 
+        # 1. A smaller problem with the same solution
         inner = self._env.unwrapped
         state = inner._pddl_state
         facts = [(fact.name, *fact.names) for fact in state.facts]
         problem = essential(inner._game_data["pddl_problem"], state.name2type, facts)
+        # 2. Its plan
         with _isolated():
             _, translated = pddl2sas(inner._game_data["pddl_domain"], problem, optimize=True)
             if not self._planner.solve_sas(translated.encode(), False):
                 return []
             operators = (Operator * self._planner.get_last_plan_length())()
             self._planner.get_last_plan(operators)
+        # 3. As commands
         commands = state.plan_to_templated_actions(
             [operator.name for operator in operators], inner._entity_infos
         )
         return [" ".join(command.split()) for command in commands]
 
-    def _seen(self) -> State:
+    def _observe(self) -> State:
         state = self._state
         won = bool(state["won"])
         advice = self._adviser.advice() if self._adviser is not None and not won else None
@@ -197,37 +205,46 @@ def essential(
     objects: the type of each name. facts: predicate and names; negated and derived facts are
     ignored.
     """
+    # 1. What the goal names, and what is where
     goal = problem[problem.index("(:goal") :]
-    named = {kind.lower() for kind in re.findall(r"Type\s+\?\w+\s+(\w+Type)", goal, re.IGNORECASE)}
-    of_kind: dict[str, list[str]] = {}
-    kinds = {fact[1]: fact[2] for fact in facts if fact[0] in ("objecttype", "receptacletype")}
+    goal_kinds = set()
+    for kind in re.findall(r"Type\s+\?\w+\s+(\w+Type)", goal, re.IGNORECASE):
+        goal_kinds.add(kind.lower())
+    kinds: dict[str, str] = {}
+    places: dict[str, str] = {}
+    useful: set[str] = set()
+    treated = set()
+    for predicate, *names in facts:
+        if predicate in ("objecttype", "receptacletype"):
+            kinds[names[0]] = names[1]
+        elif predicate == "inreceptacle":
+            places[names[0]] = names[1]
+        elif predicate == "holds":
+            useful.add(names[1])
+        elif predicate in ("isclean", "ishot", "iscool"):
+            treated.add(names[0])
+    names_by_kind: dict[str, list[str]] = {}
     for name, kind in kinds.items():
-        of_kind.setdefault(kind, []).append(name)
-    places = {fact[1]: fact[2] for fact in facts if fact[0] == "inreceptacle"}
-    useful = {fact[2] for fact in facts if fact[0] == "holds"}
-    treated = {fact[1] for fact in facts if fact[0] in ("isclean", "ishot", "iscool")}
+        names_by_kind.setdefault(kind, []).append(name)
 
+    # 2. Two of each kind, the object in hand, and the places of all these
     def distance(name: str) -> tuple[bool, bool, bool, str]:
-        return (
-            name not in useful,
-            name not in treated,
-            kinds.get(places.get(name, "")) not in named,
-            name,
-        )
+        is_elsewhere = kinds.get(places.get(name, "")) not in goal_kinds
+        return name not in useful, name not in treated, is_elsewhere, name
 
-    for kind, names in of_kind.items():
-        if kind in named or objects[names[0]] == "receptacle":
+    for kind, names in names_by_kind.items():
+        if kind in goal_kinds or objects[names[0]] == "receptacle":
             useful = useful.union(sorted(names, key=distance)[:2])
     useful |= {places[name] for name in useful if name in places}
+
+    # 3. The problem without the rest
     idle = kinds.keys() - useful
-    objects_left = " ".join(
-        f"{name} - {kind}" for name, kind in objects.items() if name not in idle
-    )
-    facts_left = [
-        fact
-        for fact in facts
-        if not fact[0].startswith(("not_", "new-axiom")) and not idle.intersection(fact)
-    ]
+    entries = [f"{name} - {kind}" for name, kind in objects.items() if name not in idle]
+    objects_left = " ".join(entries)
+    facts_left = []
+    for fact in facts:
+        if not fact[0].startswith(("not_", "new-axiom")) and not idle.intersection(fact):
+            facts_left.append(fact)
     state = " ".join(f"({' '.join(fact)})" for fact in facts_left)
     return (
         f"(define (problem rest) (:domain alfred) (:objects {objects_left}) (:init (= (total-cost)"
@@ -283,3 +300,6 @@ class _Planner:
                 "the planner finds no way to win this game; leave it out, or generate it again",
             )
         return self.plan[0]
+
+
+ADVISERS = {HANDCODED: _Handcoded, PLANNER: _Planner}

@@ -113,10 +113,13 @@ class GameTasks(Taskset):
         tasks: Sequence[Task],
     ) -> list[Path]:
         """The games."""
-        games = (
-            inside(settings.games_dir or folder / FOLDER, task.data.get("game")) for task in tasks
-        )
-        return sorted({game for game in games if game and game.is_dir()})
+        root = settings.games_dir or folder / FOLDER
+        games = set()
+        for task in tasks:
+            game = inside(root, task.data.get("game"))
+            if game and game.is_dir():
+                games.add(game)
+        return sorted(games)
 
 
 class AlfworldTeacher(Teacher):
@@ -137,18 +140,19 @@ class AlfworldTeacher(Teacher):
         """Commands that make no progress: neither the expert's nor equally good as far as the
         player can know. At most two per verb, which change with each step.
         """
-        right = self.good()
+        # 1. Commands that make no progress, by verb
+        good_commands = self.good()
         by_verb: dict[str, list[str]] = {}
         for command in self.env.commands:
-            if command not in right and command != HELP:
+            if command not in good_commands and command != HELP:
                 by_verb.setdefault(command.split()[0], []).append(command)
+        # 2. Two of each verb, others in each step
         step = len(self.env.history)
-        chosen = {
-            wrong[(step + turn) % len(wrong)]
-            for wrong in by_verb.values()
-            for turn in range(OF_A_VERB)
-        }
-        return self._actions([command for command in self.env.commands if command in chosen])
+        mistakes = set()
+        for commands in by_verb.values():
+            for turn in range(OF_A_VERB):
+                mistakes.add(commands[(step + turn) % len(commands)])
+        return self._actions([command for command in self.env.commands if command in mistakes])
 
     def slips(self) -> Sequence[int | str]:
         """The mistake that a negative example makes once: at a random search step, or while the
@@ -158,11 +162,9 @@ class AlfworldTeacher(Teacher):
         if env.slipped:
             return []
         holds_goal, _ = progress(env.belief, env.goal)
-        return (
-            self.mistakes()
-            if holds_goal or uniform(env.seed, "slip", len(env.history)) < SLIP_SHARE
-            else []
-        )
+        if holds_goal or uniform(env.seed, "slip", len(env.history)) < SLIP_SHARE:
+            return self.mistakes()
+        return []
 
     def note(self) -> str:
         """The mark of the last command: "" at the start, "good", or "mistake" if it made no
@@ -178,10 +180,9 @@ class AlfworldTeacher(Teacher):
 
     def _actions(self, commands: list[str]) -> list[int | str]:
         """`commands` as actions."""
-        return [
-            command if self.env.settings.typed else self.env.commands.index(command)
-            for command in commands
-        ]
+        if self.env.settings.typed:
+            return [*commands]
+        return [self.env.commands.index(command) for command in commands]
 
 
 class Alfworld(Env):
@@ -248,6 +249,7 @@ class Alfworld(Env):
         a game that is not there. EnvironmentFailure: a game that is broken; the engine fails or
         does not answer.
         """
+        # 1. The game's files
         self.close()
         check_task(task, self.name, TYPES)
         name = task.data.get("game")
@@ -263,10 +265,12 @@ class Alfworld(Env):
             if record.task_type != task.level:
                 why = f"level {task.level!r}, but the game is of type {record.task_type!r}"
                 raise DataError(task.id, why, field="level")
+            # 2. The goal
             parameters = record.pddl_params
             target = parameters.toggle_target if task.level == LOOK else parameters.parent_target
             item = parameters.object_target.lower()
             self.goal = Goal(task.level, item, target.lower(), *rules(playable.pddl_problem, item))
+            # 3. The engine's first words
             self.engine = pool().take(folder)
             expert = None if self.settings.expert == "search" else self.settings.expert
             state = await self.engine.reset(folder, expert, self.load_seconds)
@@ -276,8 +280,10 @@ class Alfworld(Env):
                     folder / GAME,
                     "does not begin as a game of ALFWorld does; generate or download it again",
                 )
-        except DataError as error:  # of a broken game: only its own episode ends, not the run
+        # A broken game ends only its own episode, and not the run
+        except DataError as error:
             raise EnvironmentFailure(str(error)) from None
+        # 4. What the player knows
         self.task = " ".join(task_text.split()).removesuffix(".")
         self.seed = seed
         self.belief = Belief()
@@ -296,6 +302,7 @@ class Alfworld(Env):
         Raises IllegalActionError: not one of the choices. EnvironmentFailure: the engine fails or
         does not answer.
         """
+        # 1. The command
         if not self.settings.typed:
             command = self.commands[check_choice(action, self.commands, self.name)]
         elif isinstance(action, str):
@@ -306,14 +313,14 @@ class Alfworld(Env):
             )
         self.mark = "good" if command in AlfworldTeacher(self).good() else "mistake"
         self.slipped = self.slipped or self.mark == "mistake"
+        # 2. The engine's answer; a command that is not admissible changes nothing
         state = replace(self.engine_state, feedback=NOTHING)
         if command in self.commands:
             assert self.engine is not None
             state = await self.engine.step(command, self.step_seconds)
         answer = " ".join(state.feedback.split())
-        self.history.append(
-            (command, answer.removeprefix(f"You arrive at {command.removeprefix(GO)}. "))
-        )
+        answer = answer.removeprefix(f"You arrive at {command.removeprefix(GO)}. ")
+        self.history.append((command, answer))
         self._take_in(state)
         info: dict[str, Any] = {"success": state.won, "score": state.score}
         if state.feedback == NOTHING:
@@ -329,17 +336,15 @@ class Alfworld(Env):
     def _take_in(self, state: State) -> None:
         self.engine_state = state
         self.belief.learn(state.feedback, state.commands)
-        ways = [
-            command
-            for place in self.belief.places
-            for command in (GO + place, f"examine {place}")
-            if command in state.commands
-        ]
+        # One command for each place comes first, so that it keeps its number through the game
+        ways = []
+        for place in self.belief.places:
+            for command in (GO + place, f"examine {place}"):
+                if command in state.commands:
+                    ways.append(command)
         others = [command for command in state.commands if command not in ways]
-        self.commands = (
-            *ways,
-            *sorted(others, key=lambda command: command.split()[0] in CHANGES_NOTHING),
-        )
+        others.sort(key=lambda command: command.split()[0] in CHANGES_NOTHING)
+        self.commands = (*ways, *others)
         """The admissible commands in the order in which they are offered; see the module's
         docstring.
         """
@@ -353,6 +358,7 @@ class Alfworld(Env):
         room = settings.prompt_tokens - count_short(start) - HEADINGS
         if not settings.typed:
             room -= sum(count_short(command) + 2 for command in self.commands)
+        # The newest commands that fit, and at least one
         lines: list[str] = []
         for command, answer in reversed(self.history):
             line = f" {command}: {' '.join(shorten(answer, settings.result_tokens).split())}"

@@ -2,17 +2,17 @@
 
 Cached, and why that is safe:
 
-- A parsed text of the grammar (`#look.feedback#`, `go to [{r.name | …}]`): a function of the text. The engine writes
-  contexts into the symbols that it gets, so each use gets copies, as deep as the dictionaries that
-  it writes into.
+- A parsed text of the grammar (`#look.feedback#`, `go to [{r.name | …}]`): a function of the text.
+  The engine writes contexts into the symbols that it gets, so each use gets copies, as deep as the
+  dictionaries that it writes into.
 - A conjunctive query (`openable(r:receptacle) & …`): a function of its text, and only read.
-- A game's whole grammar: a function of its text. Games differ in the sentence of their task alone, so the rest is
-  parsed once and the sentence put in. Rules are read and copied, never written.
-- A fact, from the planner's name for it ("Atom inreceptacle(…)"): a function of the name and its arguments' types,
-  never changed.
-- A problem translated from PDDL to SAS: a function of domain and problem, and only read. Engines may share a folder of
-  translated problems. The second translation, for planning that the engine offers and nothing uses,
-  is left out.
+- A game's whole grammar: a function of its text. Games differ in the sentence of their task alone,
+  so the rest is parsed once and the sentence put in. Rules are read and copied, never written.
+- A fact, from the planner's name for it ("Atom inreceptacle(…)"): a function of the name and its
+  arguments' types, never changed.
+- A problem translated from PDDL to SAS: a function of domain and problem, and only read. Engines may
+  share a folder of translated problems. The second translation, for planning that the engine offers
+  and nothing uses, is left out.
 """
 
 from __future__ import annotations
@@ -37,14 +37,18 @@ STAND_IN = '"Your task is to: UNKNOWN GOAL."'
 
 
 @contextlib.contextmanager
-def memoised(shared: Path | None = None) -> Iterator[None]:
-    """Cache for the engines that are made in this process within it. shared: a folder of their own."""
+def memoised(folder: Path | None = None) -> Iterator[None]:
+    """Cache for the engines that are made in this process within it, with translated problems in
+    `folder`.
+    """
     import fast_downward
     from textworld.envs.pddl import logic, textgen
 
-    translate = lru_cache(maxsize=PROBLEMS)(
-        _kept(fast_downward.pddl2sas, shared) if shared else fast_downward.pddl2sas
-    )
+    # 1. The functions to put in the place of the engine's
+    translate = fast_downward.pddl2sas
+    if folder:
+        translate = _with_files(translate, folder)
+    translate = lru_cache(maxsize=PROBLEMS)(translate)
     open_library = fast_downward.load_lib
 
     def pddl2sas(
@@ -63,21 +67,19 @@ def memoised(shared: Path | None = None) -> Iterator[None]:
     parse_once = lru_cache(maxsize=None)(textgen._parse_and_convert)
 
     def parse(text: str, rule_name: str, trace: bool = False) -> Any:
-        return _copied(parse_once(text, rule_name=rule_name), textgen.Symbol)
+        return _copy(parse_once(text, rule_name=rule_name), textgen.Symbol)
 
+    parse_grammar = lru_cache(maxsize=8)(logic._parse_and_convert)
     changes: list[tuple[Any, str, Any]] = [
         (textgen, "_parse_and_convert", parse),
-        (textgen, "deepcopy", lambda value: _copied(value, textgen.Symbol)),
+        (textgen, "deepcopy", lambda value: _copy(value, textgen.Symbol)),
         (textgen, "Rule", Queries),
-        (
-            logic,
-            "_parse_and_convert",
-            _but_for_the_task(lru_cache(maxsize=8)(logic._parse_and_convert), textgen),
-        ),
+        (logic, "_parse_and_convert", _but_for_the_task(parse_grammar, textgen)),
         (logic.Atom, "get_fact", _facts(logic)),
         (fast_downward, "pddl2sas", pddl2sas),
         (fast_downward, "load_lib", lambda: _Library(open_library())),
     ]
+    # 2. Exchange them for a while
     before = [getattr(place, name) for place, name, _ in changes]
     for place, name, value in changes:
         setattr(place, name, value)
@@ -88,10 +90,10 @@ def memoised(shared: Path | None = None) -> Iterator[None]:
             setattr(place, name, value)
 
 
-def _kept(translate: Callable[..., Any], folder: Path) -> Callable[..., Any]:
+def _with_files(translate: Callable[..., Any], folder: Path) -> Callable[..., Any]:
     """`translate` with a cache in `folder`, which several processes share."""
 
-    def kept(domain: str, problem: str) -> Any:
+    def translate_once(domain: str, problem: str) -> Any:
         file = folder / hashlib.sha256(f"{domain}\0{problem}".encode()).hexdigest()
         if file.exists():
             return pickle.loads(zlib.decompress(file.read_bytes()))
@@ -102,38 +104,37 @@ def _kept(translate: Callable[..., Any], folder: Path) -> Callable[..., Any]:
             staging.replace(file)
         return translated
 
-    return kept
+    return translate_once
 
 
-def _copied(value: Any, symbol: type) -> Any:
+def _copy(value: Any, symbol: type) -> Any:
     """A copy of `value` with new lists, dictionaries and symbols, including nested symbols."""
     if isinstance(value, dict):
         return dict(value)
     if isinstance(value, list):
-        return [_copied(part, symbol) for part in value]
+        return [_copy(part, symbol) for part in value]
     if not isinstance(value, symbol):
         return value
     copy = object.__new__(type(value))
     for name, part in vars(value).items():
-        setattr(copy, name, _copied(part, symbol) if isinstance(part, symbol) else part)
+        setattr(copy, name, _copy(part, symbol) if isinstance(part, symbol) else part)
     return copy
 
 
 def _but_for_the_task(parse: Callable[..., Any], textgen: Any) -> Callable[..., Any]:
     """`parse`, but with the task's sentence parsed separately; the rest can then be cached."""
 
-    def parsed(text: str, rule_name: str) -> Any:
+    def parse_apart(text: str, rule_name: str) -> Any:
         tasks = TASK.findall(text)
         if len(tasks) != 1:
             return parse(text, rule_name=rule_name)
-        actions, shared = parse(TASK.sub(STAND_IN, text), rule_name=rule_name)
-        tree = textgen.ContextSensitiveGrammar.parse(
-            json.dumps({"task": [{"rhs": f"Your task is to: {tasks[0]}"}]})
-        )
-        tree._rules = shared._rules | tree._rules
+        actions, grammar = parse(TASK.sub(STAND_IN, text), rule_name=rule_name)
+        sentence = json.dumps({"task": [{"rhs": f"Your task is to: {tasks[0]}"}]})
+        tree = textgen.ContextSensitiveGrammar.parse(sentence)
+        tree._rules = grammar._rules | tree._rules
         return actions, tree
 
-    return parsed
+    return parse_apart
 
 
 def _facts(logic: Any) -> Callable[..., Any]:
@@ -145,9 +146,7 @@ def _facts(logic: Any) -> Callable[..., Any]:
         assert match is not None, name
         kind, predicate, arguments = match.groups()
         negation = "not_" if kind == "NegatedAtom" else ""
-        return negation + predicate, tuple(
-            argument for argument in arguments.split(", ") if argument
-        )
+        return negation + predicate, tuple(filter(None, arguments.split(", ")))
 
     @lru_cache(maxsize=FACTS)
     def fact(predicate: str, typed: tuple[tuple[str, str], ...]) -> Any:

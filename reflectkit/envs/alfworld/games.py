@@ -102,9 +102,9 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     >>> matches("pick_and_place_simple-Tomato-None-Microwave-13", ["pick_and_place_simple-Tomato-*-Microwave"])
     True
     """
-    return not patterns or any(
-        fnmatchcase(name, glob) or fnmatchcase(name, f"{glob}-*") for glob in patterns
-    )
+    if not patterns:
+        return True
+    return any(fnmatchcase(name, glob) or fnmatchcase(name, f"{glob}-*") for glob in patterns)
 
 
 def find(
@@ -115,17 +115,22 @@ def find(
     """The folders of the games in `root` whose TYPE-… name matches, by split and name. Raises
     DataError if there are none.
     """
-    types = [folder for split in splits for folder in _subfolders(root / VERSION / split)]
-    matching = [
-        game for folder in types if matches(folder.name, patterns) for game in _subfolders(folder)
-    ]
-    if not matching:
+    # 1. The games in the folders of goals
+    types = []
+    for split in splits:
+        types += _subfolders(root / VERSION / split)
+    games = []
+    for folder in types:
+        if matches(folder.name, patterns):
+            games += _subfolders(folder)
+    # 2. None: say what there is
+    if not games:
         fix = (
             f"run `alfworld-download --data-dir {root} -f`, or name another folder or other --games"
         )
         names = ", ".join(folder.name for folder in types[:3]) or "none"
         raise DataError(root / VERSION, f"holds no such game; there are {names}, …; {fix}")
-    return matching
+    return games
 
 
 def inside(root: Path, name: object) -> Path | None:
@@ -172,6 +177,7 @@ def room_kind(room: str) -> str:
 
 
 def _subfolders(folder: Path) -> list[Path]:
+    """The folders in `folder` by name, without hidden ones."""
     entries = folder.iterdir() if folder.is_dir() else ()
     return sorted(path for path in entries if path.is_dir() and not path.name.startswith("."))
 

@@ -104,6 +104,7 @@ def table(name: str) -> Any:
 
 @cache
 def _data(name: str) -> str:
+    """A text of the package's folder `data`."""
     return (package_folder() / "data" / name).read_text(encoding="utf-8")
 
 
@@ -144,52 +145,55 @@ class Room:
 @cache
 def rooms() -> tuple[Room, ...]:
     """All 120 rooms by number: kitchens, living rooms, bedrooms, bathrooms. Raises ConfigError."""
-    return tuple(
-        _room(kind, number)
-        for kind, numbers in table("constants").SCENE_TYPE.items()
-        for number in numbers
-    )
+    result = []
+    for kind, numbers in table("constants").SCENE_TYPE.items():
+        result += [_room(kind, number) for number in numbers]
+    return tuple(result)
 
 
 def _room(room_kind: str, number: int) -> Room:
-    name, layouts, constants = (
-        f"FloorPlan{number}",
-        package_folder() / "gen" / "layouts",
-        table("constants"),
-    )
-    seen = set(json.loads((layouts / f"{name}-objects.json").read_text(encoding="utf-8")))
-    reached = json.loads((layouts / f"{name}-openable.json").read_text(encoding="utf-8"))
+    """The room of a scene, from its files and the package's constants."""
+    # 1. What the simulator has in it: kinds, receptacles that it reached, points on the floor
+    name, constants = f"FloorPlan{number}", table("constants")
+    layouts = package_folder() / "gen" / "layouts"
+    kinds = set(json.loads((layouts / f"{name}-objects.json").read_text(encoding="utf-8")))
+    poses = json.loads((layouts / f"{name}-openable.json").read_text(encoding="utf-8"))
     points = sorted((float(x), float(z)) for x, z in numpy.load(layouts / f"{name}-layout.npy"))
-    opening, fixed = (
-        constants.OPENABLE_CLASS_SET,
-        constants.RECEPTACLES - constants.MOVABLE_RECEPTACLES_SET,
-    )
+    # 2. The receptacles that it reached
+    opening = constants.OPENABLE_CLASS_SET
+    fixed = constants.RECEPTACLES - constants.MOVABLE_RECEPTACLES_SET
     receptacles = {}
-    for receptacle, pose in sorted(reached.items()):
+    for receptacle, pose in sorted(poses.items()):
         parts = receptacle.split("|")
         kind = parts[4] if len(parts) > 4 else parts[0]  # "Sink|-01.90|+00.97|-01.50|SinkBasin"
         if kind in fixed:
             receptacles[receptacle] = Receptacle(receptacle, kind, _pose(*pose), kind in opening)
+    # 3. Those of the other kinds, at random points
     chance = generator(number, "unlisted receptacles")
-    for missing in sorted(
-        (seen & fixed) - {receptacle.kind for receptacle in receptacles.values()} - opening
-    ):
-        for _ in range(UNLISTED.get(missing, 1)):
+    listed_kinds = {receptacle.kind for receptacle in receptacles.values()}
+    for kind in sorted((kinds & fixed) - listed_kinds - opening):
+        for _ in range(UNLISTED.get(kind, 1)):
             x, z = chance.choice(points)
             turns = chance.randrange(4)
-            stem = missing.removesuffix("Basin")
-            label = f"{stem}|{x:+06.2f}|{HEIGHTS.get(missing, 0.5):+06.2f}|{z:+06.2f}"
-            label += f"|{missing}" if stem != missing else ""
-            receptacles[label] = Receptacle(label, missing, _pose(x, z, 90 * turns, 30), False)
+            stem = kind.removesuffix("Basin")
+            label = f"{stem}|{x:+06.2f}|{HEIGHTS.get(kind, 0.5):+06.2f}|{z:+06.2f}"
+            if stem != kind:
+                label += f"|{kind}"
+            receptacles[label] = Receptacle(label, kind, _pose(x, z, 90 * turns, 30), False)
+    # 4. Where the agent can start
     occupied = {receptacle.pose for receptacle in receptacles.values()}
-    starts = tuple(pose for x, z in points if (pose := _pose(x, z, 0, 30)) not in occupied)
+    starts = []
+    for x, z in points:
+        pose = _pose(x, z, 0, 30)
+        if pose not in occupied:
+            starts.append(pose)
     return Room(
         name,
         number,
         room_kind,
         tuple(receptacles.values()),
-        tuple(sorted(seen - fixed)),
-        starts,
+        tuple(sorted(kinds - fixed)),
+        tuple(starts),
     )
 
 
@@ -222,31 +226,36 @@ class RoomGoal:
 def goals(level: str, patterns: tuple[str, ...] = ()) -> tuple[RoomGoal, ...]:
     """All goals of `level` that fit a room and whose name matches. Raises ConfigError."""
     kinds = table("constants").GOALS_VALID[level]
-    in_rooms = (goal for room in rooms() if room.kind in kinds for goal in _goals(level, room))
-    return tuple(goal for goal in in_rooms if matches(goal.name, patterns))
+    result = []
+    for room in rooms():
+        if room.kind in kinds:
+            result += [goal for goal in _goals(level, room) if matches(goal.name, patterns)]
+    return tuple(result)
 
 
 def _goals(level: str, room: Room) -> Iterable[RoomGoal]:
+    """All goals of `level` in a room."""
+    # 1. The objects that fit somewhere
     kinds = {receptacle.kind for receptacle in room.receptacles}
     items = [kind for kind in room.kinds if any(kind in _holds(other) for other in kinds)]
     if level == LOOK:
         if LAMP in room.kinds and kinds & LAMP_STANDS:
             yield from (RoomGoal(level, item, LAMP, room) for item in items)
         return
+    # 2. Those that can be treated as the goal needs it
     ability, tool = TOOLS.get(level, ("", ""))
     if tool:
         able = table("constants").VAL_ACTION_OBJECTS[ability]
         items = [item for item in items if item in able and tool in kinds]
+    # 3. Each destination, if the object can start elsewhere
     for item in items:
         for kind in sorted(kinds):
-            elsewhere = any(item in _holds(other) for other in kinds - {kind})
-            if (
-                item in _holds(kind)
-                and elsewhere
-                and kind != tool
-                and not (level == TWO and kind in SINGLE)
-            ):
-                yield RoomGoal(level, item, kind, room)
+            has_start = any(item in _holds(other) for other in kinds - {kind})
+            if item not in _holds(kind) or not has_start or kind == tool:
+                continue
+            if level == TWO and kind in SINGLE:
+                continue
+            yield RoomGoal(level, item, kind, room)
 
 
 def _holds(kind: str) -> frozenset[str]:
@@ -312,10 +321,12 @@ def draw(
     """Attempt `attempt` at game `number`, of a type in `levels(patterns)`. Same arguments, same
     game.
     """
-    hosts = goals(level, patterns)
+    # 1. A room and a goal in it
+    all_goals = goals(level, patterns)
     chance = generator(seed, "game", level, number, attempt)
-    room = chance.choice(list(dict.fromkeys(goal.room.number for goal in hosts)))
-    goal = chance.choice([goal for goal in hosts if goal.room.number == room])
+    room = chance.choice(list(dict.fromkeys(goal.room.number for goal in all_goals)))
+    goal = chance.choice([goal for goal in all_goals if goal.room.number == room])
+    # 2. The text of the task
     name = trial_name(seed, number, patterns)
     target, lamp = ("", goal.receptacle) if level == LOOK else (goal.receptacle, "")
     wording = chance.choice(table("goal_library").gdict[level]["templates"])
@@ -325,6 +336,7 @@ def draw(
         toggle=lamp.lower(),
         mrecep="",
     )
+    # 3. The files
     trajectory = {
         "task_id": name,
         "task_type": level,
@@ -346,49 +358,55 @@ def draw(
     )
 
 
-def _placed(goal: RoomGoal, chance: random.Random) -> list[tuple[str, str, Receptacle]]:
+def _placements(goal: RoomGoal, chance: random.Random) -> list[tuple[str, str, Receptacle]]:
     """(name, kind, receptacle) of each object: those of the goal first, then the room's other
     objects.
     """
+    # 1. How many objects each receptacle has room for
     room = goal.room
-    free = {
-        receptacle: 1 if receptacle.kind in SINGLE else 9 if receptacle.kind in WIDE else 3
-        for receptacle in room.receptacles
-    }
+    free = {}
+    for receptacle in room.receptacles:
+        free[receptacle] = 9 if receptacle.kind in WIDE else 3
+        if receptacle.kind in SINGLE:
+            free[receptacle] = 1
+    # 2. How many objects of each kind there are
     counts = Counter({kind: chance.choice(COPIES) for kind in room.kinds})
     counts[goal.item] = max(counts[goal.item], 2 if goal.level == TWO else 1)
     if LAMP in counts:
         counts[LAMP] = 1
     rest = sorted(set(counts) - {goal.item, LAMP})
     chance.shuffle(rest)
-    placed = []
+    # 3. A random place for each
+    placements = []
     for kind in (goal.item, LAMP, *rest):
         for copy in range(counts[kind]):
-            hosts = [
-                receptacle
-                for receptacle, left in free.items()
-                if left and _may_start(kind, receptacle, goal)
-            ]
+            hosts = []
+            for receptacle, places in free.items():
+                if places and _may_start(kind, receptacle, goal):
+                    hosts.append(receptacle)
             if hosts:
                 host = chance.choice(hosts)
                 free[host] -= 1
                 x, y, z = host.name.split("|")[1:4]
-                placed.append((f"{kind}|{x}|{float(y) + 0.05:+06.2f}|{z}|{copy + 1}", kind, host))
-    return placed
+                name = f"{kind}|{x}|{float(y) + 0.05:+06.2f}|{z}|{copy + 1}"
+                placements.append((name, kind, host))
+    return placements
 
 
 def _may_start(kind: str, receptacle: Receptacle, goal: RoomGoal) -> bool:
+    """Whether an object of `kind` may start there; no goal object starts at its destination."""
     if kind == LAMP:
         return receptacle.kind in LAMP_STANDS
-    return kind in _holds(receptacle.kind) and not (
-        kind == goal.item and receptacle.kind == goal.receptacle
-    )
+    if kind == goal.item and receptacle.kind == goal.receptacle:
+        return False
+    return kind in _holds(receptacle.kind)
 
 
 def _problem(name: str, goal: RoomGoal, chance: random.Random) -> str:
     """The initial state and the goal in PDDL, as in the benchmark's initial_state.pddl."""
+    # 1. What there is
     constants, room = table("constants"), goal.room
-    placed = _placed(goal, chance)
+    placements = _placements(goal, chance)
     start = "loc|{}|{}|{}|{}".format(*chance.choice(room.starts))
     location = {
         receptacle.name: "loc|{}|{}|{}|{}".format(*receptacle.pose)
@@ -396,13 +414,14 @@ def _problem(name: str, goal: RoomGoal, chance: random.Random) -> str:
     }
     destination = set() if goal.level == LOOK else {goal.receptacle}
     receptacle_kinds = sorted({receptacle.kind for receptacle in room.receptacles} | destination)
-    item_kinds = sorted({kind for _, kind, _ in placed} | {goal.item})
+    item_kinds = sorted({kind for _, kind, _ in placements} | {goal.item})
     objects = ["agent1 # agent"]
     objects += [f"{kind}Type # otype" for kind in item_kinds]
     objects += [f"{kind}Type # rtype" for kind in receptacle_kinds]
-    objects += [f"{item} # object" for item, _, _ in placed]
+    objects += [f"{item} # object" for item, _, _ in placements]
     objects += [f"{receptacle.name} # receptacle" for receptacle in room.receptacles]
     objects += [f"{place} # location" for place in sorted({start, *location.values()})]
+    # 2. Facts about receptacles
     facts = [f"(atLocation agent1 {start})"]
     for receptacle in room.receptacles:
         facts.append(f"(receptacleType {receptacle.name} {receptacle.kind}Type)")
@@ -412,10 +431,11 @@ def _problem(name: str, goal: RoomGoal, chance: random.Random) -> str:
             if receptacle.kind in ("Cabinet", "Drawer") and chance.random() < OPEN_SHARE:
                 facts.append(f"(opened {receptacle.name})")
     for kind in receptacle_kinds:
-        facts += [
-            f"(canContain {kind}Type {item}Type)" for item in item_kinds if item in _holds(kind)
-        ]
-    for item, kind, where in placed:
+        for item in item_kinds:
+            if item in _holds(kind):
+                facts.append(f"(canContain {kind}Type {item}Type)")
+    # 3. Facts about objects
+    for item, kind, where in placements:
         facts.append(f"(objectType {item} {kind}Type)")
         facts.append(f"(inReceptacle {item} {where.name})")
         facts.append(f"(objectAtLocation {item} {location[where.name]})")
@@ -425,8 +445,9 @@ def _problem(name: str, goal: RoomGoal, chance: random.Random) -> str:
             facts.append(f"(isReceptacleObject {item})")
         if kind != LAMP:
             facts.append(f"(pickupable {item})")
-    wanted = table("goal_library").gdict[goal.level]["pddl"]
-    wanted = wanted.format(
+    # 4. The goal
+    condition = table("goal_library").gdict[goal.level]["pddl"]
+    condition = condition.format(
         obj=goal.item,
         recep=goal.receptacle,
         toggle=goal.receptacle,
@@ -442,7 +463,7 @@ def _problem(name: str, goal: RoomGoal, chance: random.Random) -> str:
         *facts,
         ")",
     ]
-    text = "\n".join([*lines, wanted]) + "\n"
+    text = "\n".join([*lines, condition]) + "\n"
     for sign, escaped in ESCAPES:
         text = text.replace(sign, escaped)
     return text

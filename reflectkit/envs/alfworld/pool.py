@@ -32,7 +32,7 @@ from reflectkit.errors import EnvironmentFailure, ReflectkitError
 from reflectkit.eventloop import deliver
 
 START_SECONDS = 60.0
-DONE, REFUSED, FAILED = "done", "refused", "failed"
+RESULT, REFUSED, FAILED = "done", "refused", "failed"
 
 
 class Engine:
@@ -43,7 +43,7 @@ class Engine:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.alive = True
-        self.played: Path | None = None
+        self.last_game: Path | None = None
         """The folder of its last game, which it has in memory."""
         self.pid = 0
         """The child's process id; 0 before `start`."""
@@ -65,7 +65,7 @@ class Engine:
         """Begin the game in `folder`. Raises DataError if it cannot be played, and
         EnvironmentFailure.
         """
-        self.played = folder
+        self.last_game = folder
         return await self._ask(seconds, "reset", folder, expert)  # type: ignore[no-any-return]
 
     async def step(self, command: str, seconds: float) -> State:
@@ -105,8 +105,9 @@ class Engine:
             raise EnvironmentFailure(
                 f"the engine's process ended before it {what}; it may have run out of memory"
             ) from None
-        if kind == DONE:
+        if kind == RESULT:
             return value
+        # An engine that failed, or did not start, is of no more use
         if kind == FAILED or not self.pid:
             self.stop()
         raise value if kind == REFUSED else EnvironmentFailure(f"the engine failed: {value}")
@@ -152,12 +153,11 @@ class Pool:
         with self._lock:
             if not self._idle:
                 return Engine(self._fork())
-            engine = next(
-                (engine for engine in reversed(self._idle) if engine.played == folder),
-                self._idle[-1],
-            )
-            self._idle.remove(engine)
-            return engine
+            index = len(self._idle) - 1
+            for number, engine in enumerate(self._idle):
+                if engine.last_game == folder:
+                    index = number
+            return self._idle.pop(index)
 
     def give(self, engine: Engine) -> None:
         """Return an engine to the pool."""
@@ -167,39 +167,40 @@ class Pool:
 
     def _fork(self) -> Connection:
         """A connection to a new child of the nursery, which is started first if it does not run."""
-        ours, theirs = socket.socketpair()
-        with theirs:
+        near_end, far_end = socket.socketpair()
+        with far_end:
+            # A nursery that was killed is started again
             for _ in range(2):
                 if self._nursery is None:
                     check_installed()
                     self._nursery = _start_nursery()
                 try:
-                    socket.send_fds(self._nursery, [b"+"], [theirs.fileno()])
-                    return Connection(ours.detach())
+                    socket.send_fds(self._nursery, [b"+"], [far_end.fileno()])
+                    return Connection(near_end.detach())
                 except OSError:
                     self._nursery = None
-        ours.close()
+        near_end.close()
         raise EnvironmentFailure("the process of the engines cannot be started")
 
 
 def _start_nursery() -> socket.socket:
     """Our end of a socket to a new nursery."""
-    ours, theirs = socket.socketpair()
+    near_end, far_end = socket.socketpair()
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; from reflectkit.envs.alfworld.pool import"
-        f" run_nursery; run_nursery({theirs.fileno()})"
+        f" run_nursery; run_nursery({far_end.fileno()})"
     )
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    with theirs:
+    with far_end:
         subprocess.Popen(
             [sys.executable, "-c", code],
-            pass_fds=[theirs.fileno()],
+            pass_fds=[far_end.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=os.environ | one_thread | {"PYTHONHASHSEED": "0"},
         )
-    return ours
+    return near_end
 
 
 _pools: dict[int, Pool] = {}
@@ -216,20 +217,22 @@ def pool() -> Pool:
 
 def run_nursery(descriptor: int) -> None:
     """Fork a child for each socket that comes through `descriptor`, until that is closed."""
-    # The parent handles them, and its end is ours
+    # 1. The parent handles signals, and the nursery ends with it
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_IGN)
-    requests = _received(socket.socket(fileno=descriptor))
+    requests = _receive(socket.socket(fileno=descriptor))
     try:
         with (
             tempfile.TemporaryDirectory(
                 prefix="reflectkit-alfworld-", ignore_cleanup_errors=True
-            ) as shared,
-            memoised(Path(shared)),
+            ) as folder,
+            memoised(Path(folder)),
         ):
+            # 2. Import the engine; its objects stay in memory that the children share
             game = Game()
             gc.collect()
             gc.freeze()
+            # 3. A child for each request
             for connection in requests:
                 if os.fork() == 0:
                     try:
@@ -243,28 +246,30 @@ def run_nursery(descriptor: int) -> None:
             connection.send((REFUSED, not_installed(str(error))))
 
 
-def _received(control: socket.socket) -> Generator[Connection]:
+def _receive(control: socket.socket) -> Generator[Connection]:
     """The sockets that come through `control`, until it is closed."""
     with control:
-        while received := socket.recv_fds(control, 1, 1)[1]:
-            yield Connection(received[0])
+        while True:
+            _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+            if not descriptors:
+                return
+            yield Connection(descriptors[0])
 
 
 def _serve(connection: Connection, game: Game) -> None:
     """Answer requests (name of a method of `game`, arguments) until the other end is closed."""
     threading.Thread(target=_exit_on_close, args=(connection.fileno(),), daemon=True).start()
-    connection.send((DONE, os.getpid()))
+    connection.send((RESULT, os.getpid()))
     with contextlib.suppress(EOFError, OSError):
         while True:
             name, *arguments = connection.recv()
             try:
-                connection.send((DONE, getattr(game, name)(*arguments)))
+                connection.send((RESULT, getattr(game, name)(*arguments)))
             except ReflectkitError as error:
                 connection.send((REFUSED, error))
             except Exception as error:
-                connection.send(
-                    (FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
-                )
+                reason = " ".join(str(error).split())[:200]
+                connection.send((FAILED, f"{type(error).__name__}: {reason}"))
 
 
 def _exit_on_close(descriptor: int) -> None:

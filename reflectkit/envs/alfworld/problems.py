@@ -115,6 +115,7 @@ class Games(ProblemGenerator):
         split, and `valid.json` with all of these, on which the paper evaluates; without games of
         train, unless all are.
         """
+        # 1. The games of each split, and those that cannot be used, by reason
         folders = find(root, self.settings.games)
         left_out: dict[str, list[str]] = {}
         of_split: dict[str, list[Task]] = {split: [] for split in SPLITS}
@@ -123,9 +124,8 @@ class Games(ProblemGenerator):
                 try:
                     of_split[folder.parent.parent.name].append(task(folder))
                 except DataError as error:
-                    left_out.setdefault(error.message, []).append(
-                        str(folder.relative_to(root / VERSION))
-                    )
+                    name = str(folder.relative_to(root / VERSION))
+                    left_out.setdefault(error.message, []).append(name)
                 bar.advance()
         train, *valid = of_split.values()
         evaluated = [game for games in valid for game in games]
@@ -136,11 +136,11 @@ class Games(ProblemGenerator):
                 root,
                 f"none of {pluralize(len(folders), 'game')} can be used, e.g. {names[0]}: {reason}",
             )
-        trained = {game.id for game in train}
-        records = {
-            "data": train,
-            "valid": [game for game in evaluated if game.id not in trained] or evaluated,
-        }
+        # 2. The files
+        train_ids = {game.id for game in train}
+        unseen = [game for game in evaluated if game.id not in train_ids]
+        records = {"data": train, "valid": unseen or evaluated}
+        # 3. Figures and tables
         figures = {
             "games": len(tasks),
             "by_split": {split: len(games) for split, games in of_split.items() if games},
@@ -168,18 +168,22 @@ def _summary(folders: Sequence[Path], root: Path) -> tuple[dict[str, Any], Table
     rows = []
     games = [read(folder) for folder in folders]
     for level in TYPES:
-        steps = sorted(
-            len(game.walkthrough or ()) for record, game in games if record.task_type == level
-        )
-        made = [
-            record.generation
-            for record, _ in games
-            if record.task_type == level and record.generation
-        ]
+        # 1. The lengths of its games, and how they came about
+        steps = []
+        generations = []
+        for record, game in games:
+            if record.task_type == level:
+                steps.append(len(game.walkthrough or ()))
+                if record.generation:
+                    generations.append(record.generation)
         if not steps:
             continue
-        rejections = Counter(reason for making in made for reason in making.thrown)
-        won_by = Counter(making.won_by for making in made)
+        steps.sort()
+        rejections: Counter[str] = Counter()
+        for generation in generations:
+            rejections.update(generation.thrown)
+        won_by = Counter(generation.won_by for generation in generations)
+        # 2. A row
         by_type[level] = {
             "games": len(steps),
             "won_by": dict(won_by),
@@ -222,26 +226,29 @@ async def find_solution(folder: Path) -> Solution:
     Raises ConfigError if the packages are not installed.
     """
     reason = ""
-    for _ in range(2):  # the second time with a new engine, as the first or the machine failed
+    # If the engine or the machine fails, once more with a new engine
+    for _ in range(2):
         engine = pool().take(folder)
         try:
+            # 1. The handcoded expert
             state = await engine.reset(folder, HANDCODED, SECONDS)
-            played: list[str] = []
-            while not state.won and len(played) < STEPS:
+            commands: list[str] = []
+            while not state.won and len(commands) < STEPS:
                 assert state.advice is not None
-                played.append(state.advice)
+                commands.append(state.advice)
                 state = await engine.step(state.advice, SECONDS)
             if state.won:
-                return Solution(tuple(played), HANDCODED)
+                return Solution(tuple(commands), HANDCODED)
+            # 2. The planner
             state = await engine.reset(folder, None, SECONDS)
             plan = await engine.plan(SECONDS)
             for command in plan[:STEPS]:
                 state = await engine.step(command, SECONDS)
             if state.won:
                 return Solution(tuple(plan), PLANNER)
-            return Solution(
-                reason=f"the plan does not win within {STEPS} steps" if plan else "there is no plan"
-            )
+            if not plan:
+                return Solution(reason="there is no plan")
+            return Solution(reason=f"the plan does not win within {STEPS} steps")
         except DataError as error:
             return Solution(reason=error.message)
         except EnvironmentFailure as error:
@@ -281,22 +288,27 @@ class Maker:
         games in `root`.
         """
         with locked(self.root):
+            # 1. The games that an earlier run has finished
             sweep(self.root)
             existing = {folder.name: folder for folder in self.train.glob("*/trial_*")}
             names = [trial_name(self.seed, index, self.patterns) for index in range(number)]
-            finished = {
-                index: existing[name] for index, name in enumerate(names) if name in existing
-            }
+            finished = {}
+            for index, name in enumerate(names):
+                if name in existing:
+                    finished[index] = existing[name]
             for folder in finished.values():
                 try:
                     self._is_like_another(read(folder)[1].pddl_problem, folder.name)
                 except DataError as error:
                     fix = "delete this folder and run the same command again to recreate the game"
                     raise DataError(folder, f"is damaged ({error.message}); {fix}") from None
+            # 2. The others
+            missing = [index for index in range(number) if index not in finished]
             with progress.bar("Games", number, len(finished)) as bar:
-                for index in (index for index in range(number) if index not in finished):
-                    if made := run_sync(self._make(index)):
-                        finished[index] = made
+                for index in missing:
+                    game_folder = run_sync(self._make(index))
+                    if game_folder:
+                        finished[index] = game_folder
                     bar.advance()
             return [finished[index] for index in sorted(finished)]
 
@@ -308,6 +320,7 @@ class Maker:
             game = draw(self.seed, number, attempt, level, self.patterns)
             name = str(game.trajectory["task_id"])
             staged = self.root / f"{TEMPORARY_PREFIX}{name}"
+            # 1. A new game that can be won
             if self._is_like_another(game.problem, name):
                 solution = Solution(reason=ALIKE)
             else:
@@ -317,9 +330,9 @@ class Maker:
                 rejections.append(solution.reason)
                 self.rejections[solution.reason] += 1
                 continue
-            game.trajectory["generation"] = asdict(
-                Generation(self.seed, number, rejections, solution.by)
-            )
+            # 2. Its record and its solution, under its final name
+            generation = Generation(self.seed, number, rejections, solution.by)
+            game.trajectory["generation"] = asdict(generation)
             _write(staged, game, solution.walkthrough)
             target = self.train / game.goal.name / name
             target.parent.mkdir(parents=True, exist_ok=True)
