@@ -4,7 +4,7 @@ only.
 Rows are tokenised by the same functions as prompts at inference; a row that is too long is an error
 rather than cut off. A killed run resumes from its last trainer checkpoint with valid checksums.
 With `--processes N`, or under torchrun or `accelerate launch`, several processes train together,
-with the same result.
+with the same result. With `--engine`, a training service holds the weights.
 """
 
 from __future__ import annotations
@@ -31,16 +31,13 @@ EXAMPLES = (
     "reflectkit sft --env taxi --role reflection --max-steps 700",
     "reflectkit sft --env taxi --role reflection --typed",
     "reflectkit sft --env taxi --role policy --model results/taxi-tiny/reflector/checkpoint-700"
-    " --task-file"
-    " data/taxi/both/sft_policy.jsonl",
-    (
-        "reflectkit sft --env taxi --role plain --model smollm2-135m --lora-r 16 --learning-rate"
-        " 5e-4 --max-length 512"
-    ),
-    (
-        "reflectkit sft --env taxi --role policy --model gpt2-xl --lora-r 16 --learning-rate"
-        " 2e-4 --dtype bfloat16"
-    ),
+    " --task-file data/taxi/both/sft_policy.jsonl",
+    "reflectkit sft --env taxi --role plain --model smollm2-135m --lora-r 16 --learning-rate 5e-4"
+    " --max-length 512",
+    "reflectkit sft --env taxi --role policy --model gpt2-xl --lora-r 16 --learning-rate 2e-4"
+    " --dtype bfloat16",
+    "reflectkit sft --env taxi --role policy --model Qwen/Qwen3-8B --lora-r 16"
+    " --engine tinker:http://localhost:8123",
 )
 TRAITS = Traits(trains=True, makes_arm=True)
 
@@ -70,8 +67,10 @@ def run(config: SFTConfig, progress: Progress) -> Report:
     progress = progress if processes.first else Quiet()
     sft_run = resolve(config, rows, processes, progress)
     if config.checkpoints.plan:
-        from reflectkit.train.sft import build
+        from reflectkit.train.sft import build, on_service
 
+        if config.engine.remote:
+            return on_service.plan(sft_run)
         return build.plan(sft_run, progress)
 
     with shared_run("sft", sft_run.config, list(sft_run.inputs), processes) as current:
@@ -81,8 +80,11 @@ def run(config: SFTConfig, progress: Progress) -> Report:
         progress.news(f"sft ({config.role}): {count} of {rows.source} → {current.folder}")
         if sft_run.start is not None:
             hub_options(sft_run.start.text)
-        from reflectkit.train.sft import build, fit, report
+        from reflectkit.train.sft import build, fit, on_service, report
 
+        if config.engine.remote:
+            remote_training = on_service.build(sft_run, current.folder, progress)
+            return report.report(on_service.fit(remote_training, progress), current)
         smaller = "use --lora-r, --quantize or a smaller model"
         shorter = "--max-length" if config.is_from_scratch else smaller
         advice = f"lower --batch-size, which is {config.batch_size}, or {shorter}"

@@ -163,10 +163,12 @@ class SftSettings(TypedDict, total=False):
     dtype: Literal["float32", "bfloat16", "float16"]
     quantize: Literal["none", "8bit", "4bit"]
     lora_dropout: float
+    max_cost_usd: float | None
     vocabulary: int
     token_pattern: str
     copy_steps: int
     init_range: float | None
+    engine: str
     learning_rate: float | None
     warmup_steps: int | None
     schedule: Literal["linear", "cosine", "constant"]
@@ -186,6 +188,12 @@ class SftSettings(TypedDict, total=False):
     threads: int
     force: bool
     keep: bool
+    service_model: str
+    service_timeout_s: float
+    service_rows: int
+    price_read: float
+    price_sampled: float
+    price_trained: float
 
 
 class EvaluateSettings(TypedDict, total=False):

@@ -13,6 +13,7 @@ from typing_extensions import override
 from reflectkit.agents.player_refs import refuse_without_model
 from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig, Endpoint, address_in_use, parse_endpoint
 from reflectkit.config import Config, Rule, build, flag, leaves, non_default, option
+from reflectkit.console import Quiet
 from reflectkit.data.problems import Problems
 from reflectkit.env import check_teacher
 from reflectkit.envs import env_class
@@ -508,7 +509,7 @@ class RLConfig(Config):
     def _contradictions_of_engine(self, *, writes: bool) -> Iterator[Rule]:
         """What a training service cannot do. writes: whether the policy writes texts."""
         algo, temperature = self.algo, self.policy.temperature
-        trained_there = self.policy.start.facts.get(SERVICE)
+        trained_there = self.policy.start.checkpoint(Quiet()).facts.get(SERVICE)
         refused = {
             f"has no critic; leave out --algo {algo.name}, or give --algo grpo or reinforce": algo.critic,
             "returns the log-probabilities of single tokens, which distillation needs of all; leave out"

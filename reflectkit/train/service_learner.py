@@ -39,6 +39,42 @@ SAME = 0.02
 """Nats by which these may differ where the weights are the same; services round to bfloat16."""
 
 
+def save_without_weights(
+    folder: Path,
+    base: str,
+    tokenizer: Any,
+    facts: Mapping[str, Any],
+    answer: str,
+    write_rest: Callable[[Path], None] | None = None,
+) -> None:
+    """Write a model folder, atomically, whose weights are on a service.
+
+    base: a folder or a hub id, for its config. facts: JSON values, with the role and what leads to the weights. answer:
+    what the policy answers a choice with. write_rest: writes more files into the folder that it is given.
+    """
+    with replacing_folder(folder) as staging:
+        config_of(base).save_pretrained(staging)
+        tokenizer.save_pretrained(staging)
+        form = {"answer": answer} if answer in ANSWERS[1:] else {}
+        write_json(staging / ROLE_FILE, {**facts, **form})
+        if write_rest is not None:
+            write_rest(staging)
+
+
+def probe(adapter: ServiceAdapter, tokenizer: Any) -> list[float]:
+    """Log-probabilities of tokens that are spread over the vocabulary, which identify weights."""
+    row = checks.spread(len(tokenizer), PROBE_TOKENS)
+    return run_sync(adapter.forward([row]))[0]
+
+
+def refuse_other_weights(path: str, here: Sequence[float], saved: Sequence[float]) -> None:
+    """Raises CheckpointError if the weights loaded from `path` have another `probe` than the saved ones had."""
+    apart = max(abs(one - other) for one, other in zip(here, saved, strict=True))
+    if not apart <= SAME:
+        difference = f"log-probabilities differ by {apart:.2g} nats"
+        raise CheckpointError(f"{path} holds other weights than were saved ({difference})")
+
+
 class ServiceLearner(PolicyLearner):
     """Learns with an adapter on a service.
 
@@ -76,13 +112,8 @@ class ServiceLearner(PolicyLearner):
 
     @override
     def save(self, folder: Path, facts: Mapping[str, Any], write_rest: Callable[[Path], None] | None = None) -> None:
-        with replacing_folder(folder) as staging:
-            config_of(self.base).save_pretrained(staging)
-            self.tokenizer.save_pretrained(staging)
-            answer = {"answer": self.answer} if self.answer in ANSWERS[1:] else {}
-            write_json(staging / ROLE_FILE, {"role": self.role, SERVICE: self.record} | answer | dict(facts))
-            if write_rest is not None:
-                write_rest(staging)
+        known = {"role": self.role, SERVICE: self.record} | dict(facts)
+        save_without_weights(folder, self.base, self.tokenizer, known, self.answer, write_rest)
 
     @override
     def state(self) -> LearnerState:
@@ -91,7 +122,7 @@ class ServiceLearner(PolicyLearner):
         """
         self._saves += 1
         self.record["state"] = run_sync(self.adapter.save(f"{self._prefix}-{self._saves}"))
-        said = {**self.record, "probe": self._probe()}
+        said = {**self.record, "probe": probe(self.adapter, self.tokenizer)}
         return LearnerState({"pace": self.pace, SERVICE: said, "metered": self.meter.state()}, {})
 
     @override
@@ -101,20 +132,11 @@ class ServiceLearner(PolicyLearner):
         self.record["state"] = saved["state"]
         self.pace = float(state.numbers["pace"])
         self.meter.restore(state.numbers["metered"])
-        apart = max(abs(here - there) for here, there in zip(self._probe(), saved["probe"], strict=True))
-        if not apart <= SAME:
-            raise CheckpointError(
-                f"{saved['state']} holds other weights than were saved (log-probabilities differ by {apart:.2g} nats)"
-            )
+        refuse_other_weights(saved["state"], probe(self.adapter, self.tokenizer), saved["probe"])
 
     @override
     def forget(self) -> None:
         """Nothing is kept."""
-
-    def _probe(self) -> list[float]:
-        """Log-probabilities of tokens that are spread over the vocabulary."""
-        row = checks.spread(len(self.tokenizer), PROBE_TOKENS)
-        return run_sync(self.adapter.forward([row]))[0]
 
     @override
     def update(self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0) -> LossOutput:

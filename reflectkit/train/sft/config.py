@@ -10,12 +10,16 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from reflectkit.config import Config, Rule, flag, non_default, option
+from reflectkit.console import Quiet
 from reflectkit.data.sft_rows import FILE_OF_ROLE, TYPED
 from reflectkit.envs import ENV_HELP, ENVS, env_class
 from reflectkit.envs.setup import EnvSetup, problem_settings
+from reflectkit.models.checkpoint_metadata import SERVICE
 from reflectkit.models.hub import PASSAGE
 from reflectkit.models.hub import TINY as TINY_OF_RL
+from reflectkit.models.refs import ModelRef
 from reflectkit.runs.run import RunConfig
+from reflectkit.sampling.engine import EngineConfig
 from reflectkit.train.settings import CheckpointConfig, LoraConfig, OptimizerConfig
 from reflectkit.types import DType, Quantize
 
@@ -171,7 +175,14 @@ class SFTConfig(Config):
         help="Quantise the base weights to 8bit or 4bit, for training a LoRA adapter; or none.",
     )
     lora_dropout: float = option(0.0, help="Dropout of what a new LoRA adapter reads.", ge=0, le=1)
+    max_cost_usd: float | None = option(
+        None,
+        help="Stop before what the training service is asked for would exceed this budget.",
+        gt=0,
+        identity=False,
+    )
     tiny: TinyConfig = TinyConfig()
+    engine: EngineConfig = EngineConfig()
     optim: OptimizerConfig = OptimizerConfig(
         learning_rate=2e-3, warmup_steps=None, weight_decay=0.01, max_grad_norm=1.0
     )
@@ -267,7 +278,14 @@ class SFTConfig(Config):
             needs_rows = f"{flag(name)} needs held-out rows: --validate-file or --hold-out 0.1"
             yield not is_measured, needs_rows
 
-        # 6. Models from scratch, and others
+        # 6. A training service
+        budget = "--max-cost-usd is for --engine tinker, with --price-read and --price-trained"
+        has_prices = self.engine.remote and any(self.engine.settings.prices.values())
+        yield self.max_cost_usd is not None and not has_prices, budget
+        if self.engine.remote:
+            yield from self._contradictions_of_engine()
+
+        # 7. Models from scratch, and others
         pattern = self.tiny.token_pattern
         not_tiny = f"--token-pattern is for a model that starts from scratch, not {self.model}"
         yield pattern and not self.is_from_scratch, not_tiny
@@ -276,6 +294,31 @@ class SFTConfig(Config):
             yield mistake, f"--token-pattern {pattern}: {mistake}"
         scratch = f"--lora-r needs a pretrained model; --model {self.model} starts from scratch"
         yield self.lora.r and self.is_from_scratch, scratch
+
+    def _contradictions_of_engine(self) -> Iterator[Rule]:
+        """What a training service cannot do."""
+        adapter_there = ModelRef.parse(self.model).checkpoint(Quiet()).facts.get(SERVICE)
+        scratch = f"has no random weights; replace --model {self.model} by a base of the service"
+        refused = {
+            scratch: self.is_from_scratch,
+            "trains a LoRA adapter, not all weights; add --lora-r 16": not self.lora.r
+            and not adapter_there,
+            "goes on with the adapter of --model; leave out --lora-r": self.lora.r
+            and adapter_there,
+            "is asked by one process; leave out --processes": self.processes > 1,
+            "answers no question with probabilities; leave out --typed": self.typed,
+        }
+        for reason, applies in refused.items():
+            yield applies, f"--engine {self.engine.name} {reason}"
+        of_this_machine = (
+            "quantize", "dtype", "device", "dropout", "lora_dropout", "lora_alpha", "lora_targets",
+            "gradient_accumulation", "gradient_checkpointing", "share_prefixes", "group_by_length",
+        )  # fmt: skip
+        for name in non_default(self, *of_this_machine):
+            yield (
+                True,
+                f"{flag(name)} is for training on this machine; leave it out with --engine {self.engine.name}",
+            )
 
 
 def _mistake_in(pattern: str) -> str:

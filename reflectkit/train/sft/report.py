@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 from reflectkit.console import Report, figures_table
 from reflectkit.jsonl import write_jsonl
@@ -11,18 +12,20 @@ from reflectkit.runs.run import Run, checkpoints
 from reflectkit.train.sft.build import TRAINER_FOLDER
 from reflectkit.train.sft.fit import Fit
 from reflectkit.train.sft.measure import ACCURACY, LOSS, PROBABILITY
+from reflectkit.train.sft.on_service import ServiceFit
 
 
-def report(fit: Fit, current: Run) -> Report:
+def report(fit: Fit | ServiceFit, current: Run) -> Report:
     """The report of a run that has ended; the first process writes it."""
     training, metrics = fit.training, fit.metrics
     config, rows = training.run.config, training.run.rows
 
     # 1. The figures, and the best checkpoint
     losses = [row["loss"] for row in metrics if "loss" in row]
-    figures = {
-        "rows": len(rows.every),
-        "parameters": training.parameters,
+    figures: dict[str, Any] = {"rows": len(rows.every)}
+    if training.parameters is not None:
+        figures["parameters"] = training.parameters
+    figures |= {
         "longest_group" if config.share_prefixes else "longest_row": training.longest,
         "steps": fit.steps,
         "loss": losses[-1] if losses else None,
@@ -32,7 +35,8 @@ def report(fit: Fit, current: Run) -> Report:
         facts = model_facts(best)
         figures |= {"held_out_rows": len(training.held_out), "best_checkpoint": best.name}
         for name in (PROBABILITY, LOSS, ACCURACY):
-            figures[f"best_{name}"] = facts[name]
+            if name in facts:  # a service does not tell the accuracy
+                figures[f"best_{name}"] = facts[name]
     output = best or fit.checkpoint
     if not training.processes.first:
         return Report("sft", current.folder, figures, (output,))

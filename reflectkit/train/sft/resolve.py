@@ -148,6 +148,16 @@ def split_rows(config: SFTConfig, rows: Sequence[Row]) -> tuple[list[Row], list[
 
 def _check_rows(config: SFTConfig, rows: SFTRows) -> None:
     """Raises ConfigError for settings that do not go with what the rows ask for."""
+    if config.engine.remote:
+        decides = rows.answer == SCORE or any(
+            row.probabilities for row in (*rows.training, *rows.held_out)
+        )
+        engine = f"--engine {config.engine.name} trains on texts and labels"
+        refuse(
+            decides,
+            f"{engine}, and {rows.source} has decisions between scored options; leave it out",
+        )
+        return
     is_launched = "RANK" in os.environ
     several = config.processes > 1 or is_launched
     if rows.answer == SCORE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from reflectkit.data.sft_rows import Row
 from reflectkit.errors import CheckpointError, DataError
@@ -27,9 +27,6 @@ from reflectkit.prompts import (
 from reflectkit.train.sft.config import SFTConfig
 from reflectkit.types import AGENT_MARKER
 
-if TYPE_CHECKING:
-    from reflectkit.models.load import LoadedModel
-
 NOT_TRAINED = -100
 """The label of a token that is not trained on."""
 ANY_LENGTH = 2**31
@@ -37,11 +34,30 @@ SAME_PROMPT = 16
 """Rows in a row with the same prompt, whose options are read together."""
 
 
+class Reader(Protocol):
+    """What encoding needs of a model."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer."""
+        ...
+
+    @property
+    def context(self) -> int:
+        """The number of tokens that it reads."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens that it knows."""
+        ...
+
+
 def encode_for(
     config: SFTConfig,
     source: Path,
     rows: Sequence[Row],
-    player: LoadedModel,
+    player: Reader,
     *,
     prompt_loss: bool = False,
 ) -> list[dict[str, Any]]:
