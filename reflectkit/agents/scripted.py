@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from reflectkit.env import Action, Agent, Context, Teacher, teacher_of
@@ -163,26 +162,6 @@ class Marker(Replay):
         """Whether each action so far was a mistake, as the env marks it."""
         last = [self.teacher.note()] if self.teacher else []
         return [note == "mistake" for note in [*self.notes[1:], *last]]
-
-
-class Relabel(Marker):
-    """Replays an episode of any player, with the oracle teacher's reflection on each state that it visits.
-
-    best: the text of the oracle's action in each state; "" in envs whose actions are not chosen from a list.
-    """
-
-    def __init__(self, steps: Sequence[Any], where: str) -> None:
-        super().__init__(steps, where)
-        self.best: list[str] = []
-
-    async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The next recorded step. Raises DataError, and ConfigError for an env without an oracle."""
-        teacher = teacher_of(context.env, "action", "note", "comment")
-        reflection, best = teacher.comment(generator(context.seed, "demonstrator")), _best(teacher)
-        self.best.append(
-            observation.choices[best] if observation.choices and isinstance(best, int) else ""
-        )
-        return replace(await super().decide(observation, context), reflection=reflection)
 
 
 def _any_calls(observation: Observation, chance: random.Random) -> Decision:

@@ -8,27 +8,23 @@ teacher sees the best action and comments without naming it. With `--actor decis
 `systemone:MODEL`, a decision model acts, its probabilities are kept, and the env's own teacher
 comments. `--negatives` adds demonstrations with one mistake each; `--min-reward` leaves out those
 that did badly.
-
-With `--states-of` nothing is demonstrated: a player's recorded episodes are replayed, and the
-oracle comments on the states that it visited.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Self
+from typing import Any
 
-from pydantic import model_validator
 from typing_extensions import override
 
 from reflectkit.agents.decision_players import CommentedActor, DecisionModel, DecisionPolicy
 from reflectkit.agents.scripted import Demonstrator, RandomAgent, Recovery
-from reflectkit.chat.client import SPENT, Rejected, client_at
+from reflectkit.chat.client import SPENT, ChatClient, Rejected, client_at
 from reflectkit.chat.config import (
     HISTORY_HELP,
     HISTORY_TOKENS,
@@ -42,10 +38,17 @@ from reflectkit.chat.config import (
 )
 from reflectkit.chat.players import ChatTeacher, lesson_asked
 from reflectkit.commands import Traits
-from reflectkit.config import Config, flag, non_default, option
-from reflectkit.console import Progress, Report, Table, figures_table
-from reflectkit.data.demonstrations import Planned, add_demonstrations, read_visits, relabel
-from reflectkit.data.problems import TRAINED_SEEDS, Problems, Record, read_records, record_to_json
+from reflectkit.config import Config, Rule, option
+from reflectkit.console import Bar, Progress, Report, Table, figures_table
+from reflectkit.data.demonstrations import Planned, add_demonstrations
+from reflectkit.data.problems import (
+    TRAINED_SEEDS,
+    Demonstration,
+    Problems,
+    Record,
+    read_records,
+    record_to_json,
+)
 from reflectkit.env import DEMONSTRATES, Agent
 from reflectkit.envs import PROBLEMS, RECORDS
 from reflectkit.envs.setup import (
@@ -56,7 +59,7 @@ from reflectkit.envs.setup import (
     check_level,
     refuse_uncounted,
 )
-from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError, refuse
+from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.refs import ModelKind, ModelRef
 from reflectkit.rollouts.episode import Episode, rollout
@@ -82,10 +85,6 @@ EXAMPLES = (
     ),
 )
 MOST_SHOWN = 10  # aborted episodes that are printed; the report has all
-NOT_WITH_STATES_OF = (
-    "demonstrations", "noise", "negatives", "level", "teacher", "actor", "min_reward", "dry_run", "max_cost_usd",
-    "base_url", "history_tokens", "horizon",
-)  # fmt: skip
 ANALYSIS_TOKENS = 90  # that a teacher writes per step
 CALLS_TOKENS = 300  # and of calls
 
@@ -142,16 +141,6 @@ class GenTrajectoryConfig(Config):
         " mistakes, successes.",
         essential=True,
     )
-    states_of: Path | None = option(
-        None,
-        help="An evaluation on training problems, or a file of demonstrations: comment on the states"
-        " visited there"
-        " (DAgger) and add them to the training split's, in train_visited.json.",
-    )
-    player: str = option(
-        "", help="Whose episodes to take from --states-of, if it has several players."
-    )
-    states: int = option(0, help="Comment on at most this many of these states; 0: all.", ge=0)
     history_tokens: int = option(HISTORY_TOKENS, help=HISTORY_HELP, ge=0)
     teacher: TeacherConfig = TeacherConfig()
     decisions: DecisionConfig = DecisionConfig()
@@ -163,60 +152,45 @@ class GenTrajectoryConfig(Config):
         """The environment."""
         return EnvSetup.of(self.env, self.run, self.rollout.horizon, self.teacher.chat)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        kind, teacher = self.env.kind, self.teacher
-        refuse_uncounted(
-            self.env, dry_run=teacher.chat.dry_run, max_cost_usd=teacher.chat.max_cost_usd
-        )
-        if self.states_of is not None:
-            self.env.require_teacher("action", "note", "comment")
-            for name in non_default(self, *NOT_WITH_STATES_OF):
-                raise ConfigError(
-                    f"{flag(name)}: with --states-of nothing is demonstrated; leave it out"
-                )
-            return self
-        for name in non_default(self, "states", "player"):
-            raise ConfigError(f"{flag(name)} needs --states-of; leave it out")
-        listed = (
-            f"env '{self.env.name}' lists its own problems; leave out --task-file {self.task_file}"
-        )
-        refuse(self.task_file is not None and not self.from_file, listed)
-        no_slips = (
-            f"env '{self.env.name}' has no negative examples (no slips()); leave out --negatives"
-        )
-        refuse(self.negatives and not kind.teacher_type.has("slips"), no_slips)
+    @override
+    def contradictions(self) -> Iterator[Rule]:
+        env, teacher, chat = self.env.name, self.teacher, self.teacher.chat
+        teacher_type = self.env.kind.teacher_type
+
+        # 1. The problems
+        refuse_uncounted(self.env, dry_run=chat.dry_run, max_cost_usd=chat.max_cost_usd)
+        lists_own = f"env '{env}' lists its own problems; leave out --task-file {self.task_file}"
+        yield self.task_file is not None and not self.from_file, lists_own
+        no_slips = f"env '{env}' has no negative examples (no slips()); leave out --negatives"
+        yield self.negatives and not teacher_type.has("slips"), no_slips
         if self.level:
-            check_level(self.env.name, self.level)
-        if self.decides:
-            refuse(
-                not teacher.is_oracle,
-                (f"--actor {self.actor} takes no --teacher {teacher.name}; leave one of them out"),
-            )
-            refuse(
-                self.negatives,
-                f"--negatives shows mistakes of the oracle, not of {self.actor}; leave it out",
-            )
-            teacher.chat.check_budget(self.endpoint)
-        elif self.actor not in (TEACHER, ORACLE):
-            raise ConfigError(
-                f"--actor {self.actor!r}: write {TEACHER}, {ORACLE}, decisions:MODEL or"
-                " systemone:MODEL"
-            )
-        lacking = [f"{name}()" for name in DEMONSTRATES if not kind.teacher_type.has(name)]
-        other = (
-            "add that, or let a chat model act and comment, --teacher openai:MODEL or local:MODEL"
-        )
-        lacks = f"the teacher of env '{self.env.name}' lacks {' and '.join(lacking)}"
-        unable = teacher.is_oracle and lacking and not self.decides
-        refuse(unable, f"{lacks}; {other}: its successful episodes are kept")
+            check_level(env, self.level)
+
+        # 2. A decision model that acts
+        decides = self.decides
+        alone = f"--actor {self.actor} takes no --teacher {teacher.name}; leave one of them out"
+        yield decides and not teacher.is_oracle, alone
+        slips = f"--negatives shows mistakes of the oracle, not of {self.actor}; leave it out"
+        yield decides and self.negatives, slips
+        if decides:
+            chat.check_budget(self.endpoint)
+        names = f"{TEACHER}, {ORACLE}, decisions:MODEL or systemone:MODEL"
+        is_unknown = not decides and self.actor not in (TEACHER, ORACLE)
+        yield is_unknown, f"--actor {self.actor!r}: write {names}"
+
+        # 3. The environment's own teacher
+        missing = [f"{name}()" for name in DEMONSTRATES if not teacher_type.has(name)]
+        lacks = f"the teacher of env '{env}' lacks {' and '.join(missing)}; add that, or let"
+        models = "--teacher openai:MODEL or local:MODEL: its successful episodes are kept"
+        is_needed = teacher.is_oracle and not decides
+        yield is_needed and missing, f"{lacks} a chat model act and comment, {models}"
         if self.oracle_acts:
             self.env.require_teacher()
-        elif self.noise:
-            raise ConfigError(
-                f"--noise is for an oracle that acts, not {self.actor_name}; add --actor oracle"
-            )
-        return self
+        noise = "--noise is for an oracle that acts, not"
+        yield (
+            self.noise and not self.oracle_acts,
+            f"{noise} {self.actor_name}; add --actor oracle",
+        )
 
     @property
     def oracle_acts(self) -> bool:
@@ -276,107 +250,100 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
     demonstration, DataError, ApiError, BudgetSpentError, and EnvironmentFailure if every episode
     was aborted.
     """
-    if config.states_of is not None:
-        return _comment_on_visited(config, config.states_of, progress)
+    # 1. The problems, and what is played on each
     setup, teacher, kind = config.setup, config.teacher, config.env.kind
     level = config.level or kind.levels[-1]
     source = (config.task_file or setup.folder / PROBLEMS) if config.from_file else None
-    records, chosen = _problems(config, level, source)
-    tasks = [record.task for record in records]
+    records, tasks = _problems(config, level, source)
     negatives = kind.teacher_type.negatives if config.negatives is None else config.negatives
-    negatives = 0 if config.decides else negatives
-    planned = [("positive", 0, task) for task in chosen]
-    planned += [("negative", number, task) for task in chosen for number in range(negatives)]
-    oracle: Agent = Demonstrator(kind.teacher_type.noise if config.noise is None else config.noise)
+    if config.decides:
+        negatives = 0
+    planned = [("positive", 0, task) for task in tasks]
+    planned += [("negative", number, task) for task in tasks for number in range(negatives)]
+
+    # 2. Who acts
+    noise = kind.teacher_type.noise if config.noise is None else config.noise
+    oracle: Agent = Demonstrator(noise)
     asks = config.decides or not teacher.is_oracle
     if teacher.chat.dry_run and not asks:
         return Report("gen-trajectory", setup.env_folder, *free_estimate())
     if teacher.chat.dry_run:
         return _dry_run(config, level, planned, oracle, progress)
+
     write_permission(setup.folder)
-    inputs = [*([source] if source else []), *setup.input_files(tasks)]
+    inputs = [*([source] if source else []), *setup.input_files(each.task for each in records)]
     with open_run("gen-trajectory", config, inputs) as current, contextlib.ExitStack() as stack:
         if current.done:
             return current.done
         client, agent = None, oracle
         if asks:
-            journal, temperature = (
-                setup.env_folder / "journal.jsonl",
-                0.0 if config.decides else 1.0,
+            journal = setup.env_folder / "journal.jsonl"
+            temperature = 0.0 if config.decides else 1.0
+            client = stack.enter_context(
+                client_at(teacher.chat, config.endpoint, journal, temperature=temperature)
             )
-            opened = client_at(teacher.chat, config.endpoint, journal, temperature=temperature)
-            client = stack.enter_context(opened)
-        if client and config.decides:
-            model = DecisionModel(client, rules=not config.decisions.plain_questions)
-            agent = CommentedActor(DecisionPolicy(model))
-        elif client:
-            agent = ChatTeacher(
-                client, oracle if config.oracle_acts else None, config.history_tokens
-            )
-        played = _play(config, level, planned, agent, progress)
-        aborted = [trajectory for trajectory in played if trajectory.status is Status.ABORTED]
+            agent = _asking(config, client, oracle)
+
+        # 3. The episodes
+        episodes = _play(config, level, planned, agent, progress)
+        aborted = [episode for episode in episodes if episode.status is Status.ABORTED]
         usage = {}
         if client:
-            unusable = [item for item in aborted if not item.reason.endswith(SPENT)]
-            rejected = [
-                Rejected(f"{item.task.id}, step {len(item.turns)}", item.reason, "")
-                for item in unusable
-            ]
-            usage = client.call_figures(rejected, setup.folder / "rejected.jsonl", progress)
-        demonstrations = {
-            record.task.id: list(record.trajectories) for record in records if record.trajectories
-        }
-        given = sum(map(len, demonstrations.values()))
+            unusable = []
+            for episode in aborted:
+                if not episode.reason.endswith(SPENT):
+                    place = f"{episode.task.id}, step {len(episode.turns)}"
+                    unusable.append(Rejected(place, episode.reason, ""))
+            usage = client.call_figures(unusable, setup.folder / "rejected.jsonl", progress)
+
+        # 4. The demonstrations, after those that the problems came with
+        demonstrations: dict[str, list[Demonstration]] = {}
+        for record in records:
+            if record.trajectories:
+                demonstrations[record.task.id] = list(record.trajectories)
+        earlier = sum(map(len, demonstrations.values()))
         low = add_demonstrations(
             demonstrations,
             planned,
-            played,
+            episodes,
             kind.teacher_type,
             config.endpoint.model if config.decides else teacher.model_name,
             config.min_reward,
             None if config.oracle_acts else setup.maker(level),
             only_successes=config.keeps_successes,
         )
-        kept = [item for items in demonstrations.values() for item in items]
+        every = [item for items in demonstrations.values() for item in items]
         path = setup.folder / RECORDS
-        if len(kept) > given:
-            if (earlier := _count(path)) > len(kept):
-                progress.news(
-                    f"{path} had {pluralize(earlier, 'demonstration')}, which these {len(kept)}"
-                    " replace"
-                )
-            full = [Record(task, tuple(demonstrations.get(task.id, ()))) for task in tasks]
-            write_json(path, [record_to_json(record) for record in full])
+        has_new = len(every) > earlier
+        if has_new:
+            _write(path, records, demonstrations, progress)
         if client:
-            written = f"{pluralize(len(kept), 'demonstration')} in {path}"
-            client.stop_if_spent(
-                written if len(kept) > given else "no episode has become a demonstration"
-            )
-        if len(kept) == given:
-            raise _nothing_kept(config, played)
-        failures = (
-            sum(not trajectory.success for trajectory in played) if config.keeps_successes else 0
-        )
+            count = f"{pluralize(len(every), 'demonstration')} in {path}"
+            client.stop_if_spent(count if has_new else "no episode has become a demonstration")
+        if not has_new:
+            raise _nothing_to_write(config, episodes)
+
+        # 5. What is told
+        failures = 0
+        if config.keeps_successes:
+            failures = sum(not episode.success for episode in episodes)
         if failures or low:
             why = f"a reward of {min(low):.3g} to {max(low):.3g}" if low else "no success"
-            progress.news(
-                f"{pluralize(len(low) or failures, 'episode')} left out for {why}; see --min-reward"
-            )
-        if given:
-            progress.news(
-                f"{pluralize(given, 'demonstration')} of {source} kept along with the new ones"
-            )
-        notes = [step.note for item in kept for step in item.trajectory]
-        positive = [
-            trajectory
-            for (label, *_), trajectory in zip(planned, played, strict=True)
-            if label == "positive"
-        ]
+            count = pluralize(len(low) or failures, "episode")
+            progress.news(f"{count} left out for {why}; see --min-reward")
+        if earlier:
+            count = pluralize(earlier, "demonstration")
+            progress.news(f"{count} of {source} kept along with the new ones")
+        notes = [step.note for item in every for step in item.trajectory]
+        positive = []
+        for (label, *_), episode in zip(planned, episodes, strict=True):
+            if label == "positive":
+                positive.append(episode)
         figures: dict[str, Any] = {
-            "problems": len(tasks),
+            "problems": len(records),
             "demonstrations": len(positive),
             **_result_of(positive),
-            "negatives": sum(item.negative for item in kept),
+            "negatives": sum(item.negative for item in every),
             "aborted": len(aborted),
             "steps": len(notes),
             "mistakes": notes.count("mistake"),
@@ -386,47 +353,76 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
             figures["below_min_reward"] = len(low)
         current.tables.append(figures_table(f"Demonstrations in {path}", "count", figures))
         if aborted:
-            figures["aborted_because"] = {
-                trajectory.task.id: trajectory.reason for trajectory in aborted
-            }
-            cells = tuple(figures["aborted_because"].items())[:MOST_SHOWN]
+            reasons = {episode.task.id: episode.reason for episode in aborted}
+            figures["aborted_because"] = reasons
+            cells = tuple(reasons.items())[:MOST_SHOWN]
             current.tables.append(Table("Aborted", ("problem", "reason"), cells))
-        if asked := setup.asked(progress):
-            figures["asked"] = asked
+        if usage_of_env := setup.asked(progress):
+            figures["asked"] = usage_of_env
         return current.finish(figures, [path])
+
+
+def _asking(config: GenTrajectoryConfig, client: ChatClient, oracle: Agent) -> Agent:
+    """Who acts, by the models that `client` asks."""
+    if config.decides:
+        model = DecisionModel(client, rules=not config.decisions.plain_questions)
+        return CommentedActor(DecisionPolicy(model))
+    actor = oracle if config.oracle_acts else None
+    return ChatTeacher(client, actor, config.history_tokens)
+
+
+def _write(
+    path: Path,
+    records: Sequence[Record],
+    demonstrations: Mapping[str, Sequence[Demonstration]],
+    progress: Progress,
+) -> None:
+    """Write the records with these demonstrations, by task."""
+    before, now = _count(path), sum(map(len, demonstrations.values()))
+    if before > now:
+        count = pluralize(before, "demonstration")
+        progress.news(f"{path} had {count}, which these {now} replace")
+    lines = []
+    for record in records:
+        items = tuple(demonstrations.get(record.task.id, ()))
+        lines.append(record_to_json(Record(record.task, items)))
+    write_json(path, lines)
 
 
 def _problems(
     config: GenTrajectoryConfig, level: str, source: Path | None
 ) -> tuple[list[Record], list[Task]]:
     """(the problems, with the demonstrations that their file already has; those to demonstrate)."""
+    # 1. All problems, and those of the level
     if source is None:
         problems = Problems(config.setup)
-        count = max(TRAINED_SEEDS, config.demonstrations or 0)
-        tasks = (
-            problems.seeds("train", level, count)
-            if problems.lists_none
-            else config.setup.listed(level)
-        )
-        records = eligible = [Record(task, ()) for task in tasks]
+        if problems.lists_none:
+            count = max(TRAINED_SEEDS, config.demonstrations or 0)
+            tasks = problems.seeds("train", level, count)
+        else:
+            tasks = config.setup.listed(level)
+        records = at_this_level = [Record(task, ()) for task in tasks]
     else:
         config.setup.require(source)
         taskset, records = config.env.kind.taskset, read_records(source, config.setup.env_name)
-        eligible = [
-            record for record in records if taskset.at_level(record.task, level) is not None
-        ]
-        if not eligible:
+        at_this_level = []
+        for record in records:
+            if taskset.at_level(record.task, level) is not None:
+                at_this_level.append(record)
+        if not at_this_level:
             at_level(config.env.name, [record.task for record in records], level, source)  # raises
-        records = records if taskset.keeps_other_levels else eligible
-    most = len(eligible)
-    count = config.demonstrations or (most if config.from_file else min(DEMONSTRATIONS, most))
+        if not taskset.keeps_other_levels:
+            records = at_this_level
+
+    # 2. Those to demonstrate
+    most = len(at_this_level)
+    default = most if config.from_file else min(DEMONSTRATIONS, most)
+    count = config.demonstrations or default
     if count > most:
-        raise ConfigError(
-            f"--demonstrations is {count}, but level '{level}' has"
-            f" {pluralize(most, 'problem')}; lower it"
-        )
-    chosen = sorted(generator(config.run.seed, "chosen").sample(range(most), count))
-    return records, [eligible[index].task for index in chosen]
+        problems_there = f"level '{level}' has {pluralize(most, 'problem')}"
+        raise ConfigError(f"--demonstrations is {count}, but {problems_there}; lower it")
+    places = sorted(generator(config.run.seed, "chosen").sample(range(most), count))
+    return records, [at_this_level[place].task for place in places]
 
 
 def _play(
@@ -436,40 +432,40 @@ def _play(
     corrected by it.
     """
     seed, make, width = config.run.seed, config.setup.maker(level), config.rollout.width
-    if config.teacher.chat.max_cost_usd is not None:  # so that the budget pays for whole episodes
+    if config.teacher.chat.max_cost_usd is not None:  # the budget then pays for whole episodes
         width = min(width, config.teacher.chat.concurrency)
     parts: dict[str, list[Episode]] = {"positive": [], "negative": []}
     for label, number, task in planned:
         path = ("demonstration", task.id) if label == "positive" else ("negative", number, task.id)
         parts[label].append(Episode(task, derive(seed, *path)))
-    played: list[Trajectory] = []
+    trajectories: list[Trajectory] = []
     tool_errors = ToolErrors(progress.news)
     for label, episodes in parts.items():
+        if not episodes:
+            continue
         agent = teacher if label == "positive" else Recovery(teacher)
-        with (
-            progress.bar(f"Demonstrations, {label}", len(episodes))
-            if episodes
-            else contextlib.nullcontext() as bar
-        ):
+        with progress.bar(f"Demonstrations, {label}", len(episodes)) as bar:
 
-            def on_end(trajectory: Trajectory, bar: Any = bar) -> None:
+            def on_end(trajectory: Trajectory, bar: Bar = bar) -> None:
                 tool_errors.see(trajectory)
                 bar.advance()
 
-            played += rollout(episodes, make, agent, width=width, on_end=on_end)
-    return played
+            trajectories += rollout(episodes, make, agent, width=width, on_end=on_end)
+    return trajectories
 
 
-def _result_of(played: Sequence[Trajectory]) -> dict[str, float]:
+def _result_of(episodes: Sequence[Trajectory]) -> dict[str, float]:
     """How many of these episodes succeeded, or their mean return where the env does not report
     success.
     """
-    counted = [trajectory for trajectory in played if trajectory.status is not Status.ABORTED]
-    if counted and not reports_success(
-        (trajectory.status, trajectory.reported_success) for trajectory in counted
-    ):
-        return {"return": fmean(trajectory.total_return for trajectory in counted)}
-    return {"solved": sum(trajectory.success for trajectory in counted)}
+    whole = [episode for episode in episodes if episode.status is not Status.ABORTED]
+    if whole and not _report_success(whole):
+        return {"return": fmean(episode.total_return for episode in whole)}
+    return {"solved": sum(episode.success for episode in whole)}
+
+
+def _report_success(episodes: Sequence[Trajectory]) -> bool:
+    return reports_success((episode.status, episode.reported_success) for episode in episodes)
 
 
 def _count(path: Path) -> int:
@@ -479,73 +475,27 @@ def _count(path: Path) -> int:
     return 0
 
 
-def _nothing_kept(config: GenTrajectoryConfig, played: Sequence[Trajectory]) -> ReflectkitError:
+def _nothing_to_write(
+    config: GenTrajectoryConfig, episodes: Sequence[Trajectory]
+) -> ReflectkitError:
     """Why no episode became a demonstration, and what to do."""
-    ended = [trajectory for trajectory in played if trajectory.status is not Status.ABORTED]
-    if not ended:
-        return EnvironmentFailure(f"every episode was aborted ({len(played)}): {played[0].reason}")
-    none = f"none of {pluralize(len(ended), 'episode')} by {config.actor_name}"
-    highest = max(float(config.env.kind.teacher_type.reward_of(trajectory)) for trajectory in ended)
-    if config.keeps_successes and not reports_success(
-        (one.status, one.reported_success) for one in ended
-    ):
-        fix = "keep those with enough reward by --min-reward"
-        return ConfigError(
-            f"{none} succeeded, as far as its env says; the highest reward is {highest:.4g}; {fix}"
-        )
-    if config.keeps_successes and not any(trajectory.success for trajectory in ended):
-        fix = "Keep those with less by --min-reward, or use another teacher"
-        return ConfigError(f"{none} succeeded; the highest reward is {highest:.4g}. {fix}")
+    whole = [episode for episode in episodes if episode.status is not Status.ABORTED]
+    if not whole:
+        reason = episodes[0].reason
+        return EnvironmentFailure(f"every episode was aborted ({len(episodes)}): {reason}")
+    none = f"none of {pluralize(len(whole), 'episode')} by {config.actor_name}"
+    highest = max(float(config.env.kind.teacher_type.reward_of(episode)) for episode in whole)
+    if config.keeps_successes and not _report_success(whole):
+        what = f"{none} succeeded, as far as its env says; the highest reward is {highest:.4g}"
+        return ConfigError(f"{what}; keep those with enough reward by --min-reward")
+    if config.keeps_successes and not any(episode.success for episode in whole):
+        what = f"{none} succeeded; the highest reward is {highest:.4g}"
+        return ConfigError(f"{what}. Keep those with less by --min-reward, or use another teacher")
     if config.min_reward is not None and highest < config.min_reward:
-        fix = "Lower it, or use another teacher"
-        return ConfigError(
-            f"{none} reaches --min-reward {config.min_reward:g}; the highest is {highest:.4g}."
-            f" {fix}"
-        )
-    fix = "use another teacher, or more problems"
-    return ConfigError(f"{none} is a demonstration in env '{config.env.name}'; {fix}")
-
-
-def _comment_on_visited(config: GenTrajectoryConfig, states_of: Path, progress: Progress) -> Report:
-    """Write the source's records with the demonstrations of `visited` added, next to the source."""
-    source = config.task_file or config.setup.folder / "train.json"
-    config.setup.require(source, demonstrated=True)
-    records = read_records(source, config.setup.env_name)
-    write_permission(config.setup.folder)
-    tasks = {record.task.id: record.task for record in records}
-    run = states_of.parent if states_of.name == "eval.json" else states_of
-    played = run / "episodes.jsonl" if run.is_dir() else run
-    with open_run(
-        "gen-trajectory", config, [source, played, *config.setup.input_files(tasks.values())]
-    ) as current:
-        if current.done:
-            return current.done
-        visits = read_visits(played, config.setup.env_name, config.player)
-        visits = generator(config.run.seed, "visits").sample(visits, len(visits))
-        with progress.bar("Visited states", config.states or len(visits)) as bar:
-            found = relabel(
-                visits,
-                tasks,
-                config.setup.make,
-                config.teacher.model_name,
-                config.states,
-                lambda steps: bar.advance(steps if config.states else 1),
-            )
-        path = source.with_name(f"{source.stem}_visited.json")
-        every = [
-            Record(record.task, (*record.trajectories, *found.get(record.task.id, ())))
-            for record in records
-        ]
-        write_json(path, [record_to_json(record) for record in every])
-        steps = [step for some in found.values() for item in some for step in item.trajectory]
-        figures = {
-            "demonstrations": sum(len(record.trajectories) for record in records),
-            "episodes": sum(map(len, found.values())),
-            "states": len(steps),
-            "mistakes": sum(step.note == "mistake" for step in steps),
-        }
-        current.tables.append(figures_table(f"Visited states in {path}", "count", figures))
-        return current.finish(figures, [path])
+        what = f"{none} reaches --min-reward {config.min_reward:g}; the highest is {highest:.4g}"
+        return ConfigError(f"{what}. Lower it, or use another teacher")
+    what = f"{none} is a demonstration in env '{config.env.name}'"
+    return ConfigError(f"{what}; use another teacher, or more problems")
 
 
 def _dry_run(
@@ -555,36 +505,40 @@ def _dry_run(
     from reflectkit.evals.estimate import PlannedCalls, Still, deciding_alone, estimate
 
     kind, endpoint = config.env.kind, config.endpoint
-    form, acts = (
-        kind.action_kind(config.env.settings),
-        config.oracle_acts or kind.teacher_type.has(*DEMONSTRATES),
-    )
-    agent: Agent = RandomAgent() if form == "choice" else Still()
-    if acts:
-        agent = oracle if config.oracle_acts else Demonstrator(0.0)
     tasks = list({task.id: task for _, _, task in planned}.values())
+    count = len(tasks)
+
+    # 1. The calls of a decision model
     if config.decides:
-        ask = partial(deciding_alone, endpoint=endpoint, rules=not config.decisions.plain_questions)
-        asked = [PlannedCalls(str(endpoint), level, tasks, len(tasks), [endpoint], ask, usual=0)]
-        return estimate(
-            "gen-trajectory", config.setup, config.teacher.chat, asked, progress, config.run.seed
+        rules = not config.decisions.plain_questions
+        calls_of = partial(deciding_alone, endpoint=endpoint, rules=rules)
+        calls = [PlannedCalls(str(endpoint), level, tasks, count, [endpoint], calls_of, usual=0)]
+
+    # 2. Or of a chat teacher, in the states of a player that needs no model
+    else:
+        form = kind.action_kind(config.env.settings)
+        has_oracle = config.oracle_acts or kind.teacher_type.has(*DEMONSTRATES)
+        agent: Agent = RandomAgent() if form == "choice" else Still()
+        if has_oracle:
+            agent = oracle if config.oracle_acts else Demonstrator(0.0)
+        writes_calls = form == "tools" and not config.oracle_acts
+        tokens = ANALYSIS_TOKENS + (CALLS_TOKENS if writes_calls else 0)
+        acts = not config.oracle_acts
+        positive = PlannedCalls(
+            str(endpoint),
+            level,
+            tasks,
+            count,
+            [endpoint],
+            lambda seen, context: [
+                lesson_asked(seen, context, config.history_tokens, acts=acts)[0]
+            ],
+            tokens,
+            agent,
+            ends=has_oracle,
         )
-    positive = PlannedCalls(
-        str(endpoint),
-        level,
-        tasks,
-        len(tasks),
-        [endpoint],
-        lambda seen, context: [
-            lesson_asked(seen, context, config.history_tokens, acts=not config.oracle_acts)[0]
-        ],
-        ANALYSIS_TOKENS + (CALLS_TOKENS if form == "tools" and not config.oracle_acts else 0),
-        agent,
-        ends=acts,
-    )
-    asked = [positive]
-    if negatives := len(planned) - len(tasks):
-        asked.append(replace(positive, episodes=negatives, ends=True, within=Recovery))
-    return estimate(
-        "gen-trajectory", config.setup, config.teacher.chat, asked, progress, config.run.seed
-    )
+        calls = [positive]
+        if negatives := len(planned) - count:
+            calls.append(replace(positive, episodes=negatives, ends=True, within=Recovery))
+    chat, seed = config.teacher.chat, config.run.seed
+    return estimate("gen-trajectory", config.setup, chat, calls, progress, seed)

@@ -1,30 +1,20 @@
-"""Demonstrations: which episodes become some, and what replaying them gives.
-
-`--states-of` is one round of DAgger (Ross, Gordon and Bagnell 2011, AISTATS 15:627): imitation
-learning knows only the states that its teacher visits; DAgger adds those that the learner visits,
-labelled by the teacher.
-"""
+"""Demonstrations: which episodes become some, and what replaying them gives."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from typing_extensions import override
 
-from reflectkit.agents.scripted import Marker, Relabel, Replay
-from reflectkit.config import flag
+from reflectkit.agents.scripted import Marker, Replay
 from reflectkit.console import Progress
 from reflectkit.data.episodes import read_episodes
 from reflectkit.data.problems import (
-    VISITED,
     Demonstration,
-    Note,
     Record,
-    Step,
     from_trajectory,
     read_records,
 )
@@ -116,56 +106,6 @@ def _play(task: Task, seed: int, make: Callable[[], Env], agent: Agent, where: s
     return played
 
 
-Visit = tuple[str, int, tuple[Step, ...]]
-"""A recorded episode: its task's id, its seed, and its actions as steps without comments."""
-
-
-def read_visits(path: Path, env: str, player: str) -> list[Visit]:
-    """The episodes of an episodes.jsonl, or the demonstrations in a JSON file. player: whose; "" if
-    there is one.
-
-    Raises DataError: the file is malformed, or has no episode that can be replayed. ConfigError:
-    there are several players, or none of that name.
-    """
-    visits: list[Visit] = []
-    if path.suffix == ".json":
-        for record in read_records(path, env):
-            for item in record.trajectories:
-                visits.append(
-                    (
-                        record.task.id,
-                        item.seed,
-                        tuple(Step("", step.cmd) for step in item.trajectory),
-                    )
-                )
-    else:
-        episodes = [
-            episode for episode in read_episodes(path) if episode.status != Status.ABORTED.value
-        ]
-        names = list(dict.fromkeys(episode.name for episode in episodes))
-        if player and player not in names:
-            raise ConfigError(f"{flag('player')} {player}: {path} has only {', '.join(names)}")
-        if not player and len(names) > 1:
-            raise ConfigError(
-                f"{path} has episodes of {', '.join(names)}; choose one with {flag('player')}"
-            )
-        for episode in episodes:
-            if player in ("", episode.name):
-                said = [turn.said for turn in episode.turns]
-                if not episode.seed.isdecimal() or None in said:
-                    raise DataError(
-                        path,
-                        f"an episode of {episode.task} has no seed, or a turn without its action",
-                    )
-                visits.append(
-                    (episode.task, int(episode.seed), tuple(Step("", text or "") for text in said))
-                )
-    visits = [visit for visit in visits if visit[2]]
-    if not visits:
-        raise DataError(path, "has no episode with an action")
-    return visits
-
-
 def hindsight_lessons(path: Path) -> list[Lesson]:
     """What the episodes of an episodes.jsonl show in hindsight, as answers to the questions that
     every env can be asked: what was done in successful ones, and whether they were successful.
@@ -190,56 +130,6 @@ def hindsight_lessons(path: Path) -> list[Lesson]:
             found.append(Lesson(observation, "", turn.said or "", "positive", answers=answers))
     if not found:
         raise DataError(path, "has no episode with choices of which is known whether it succeeded")
-    return found
-
-
-def relabel(
-    visits: Sequence[Visit],
-    tasks: dict[str, Task],
-    make: Callable[[int], Env],
-    model_name: str,
-    states: int,
-    on_end: Callable[[int], None],
-) -> dict[str, list[Demonstration]]:
-    """Demonstrations of `visits` by task id, in that order, until they have `states` steps (0:
-    all).
-
-    Each step has the oracle's reflection on its state; where the action was a mistake, also the
-    oracle's action, if actions are chosen from a list. A demonstration ends where the episode comes
-    back to what it has already shown.
-
-    make: an env with that horizon. on_end: called with the steps of each.
-
-    Raises ------ DataError: a visit's task is not among `tasks`, or the env does not offer a
-    recorded action. EnvironmentFailure: the env failed.
-    """
-    found: dict[str, list[Demonstration]] = {}
-    total = 0
-    for task, seed, actions in visits:
-        if states and total >= states:
-            break
-        if task not in tasks:
-            raise DataError(
-                task, "is not among the training problems; evaluate with --task-file train.json"
-            )
-        agent = Relabel(actions, f"episode of {task}")
-        played = _play(tasks[task], seed, partial(make, len(actions)), agent, task)
-        shown = [turn.observation.text for turn in played.turns]
-        steps: list[Step] = []
-        for number, (turn, wrong, best) in enumerate(
-            zip(played.turns, agent.mistakes(), agent.best, strict=True)
-        ):
-            if shown[number] in shown[:number] or (states and total + len(steps) == states):
-                break
-            before = bool(steps) and steps[-1].note == "mistake"
-            note: Note = "mistake" if wrong else "correction" if before else "positive"
-            steps.append(
-                Step(turn.decision.reflection or "", turn.action_text, note, best if wrong else "")
-            )
-        own = found.setdefault(task, [])
-        own.append(Demonstration(model_name, f"{VISITED}{len(own)}", seed, tuple(steps)))
-        total += len(steps)
-        on_end(len(steps))
     return found
 
 

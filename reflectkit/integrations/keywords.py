@@ -260,9 +260,6 @@ class GenTrajectorySettings(TypedDict, total=False):
     noise: float | None
     negatives: int | None
     min_reward: float | None
-    states_of: str | Path | None
-    player: str
-    states: int
     history_tokens: int
     teacher: str
     base_url: str | None

@@ -1,4 +1,4 @@
-"""gen-trajectory, split and gen-sft: their bytes, splits, demonstrations and rows, and comments on visited states."""
+"""gen-trajectory, split and gen-sft: their bytes, splits, demonstrations and rows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ import torch
 from reflectkit.agents.scripted import Demonstrator
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.cli.main import main
-from reflectkit.commands import evaluate, gen_sft, gen_trajectory
-from reflectkit.console import Quiet, Report
-from reflectkit.data.problems import Demonstration, read_records
+from reflectkit.commands import gen_sft
+from reflectkit.console import Quiet
+from reflectkit.data.problems import read_records
 from reflectkit.envs import make
-from reflectkit.envs.taxi import Taxi
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from reflectkit.models.load import LoadedModel
-from reflectkit.prompts import policy_prompt, reflection_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.types import Observation
@@ -176,58 +174,6 @@ def folder(taxi_data: Path, tmp_path: Path) -> Path:
 
 def shared(folder: Path) -> dict[str, object]:
     return {"env": "taxi", "data_dir": folder.parent, "results_dir": folder.parents[1] / "results"}
-
-
-def play(folder: Path, split: str = "train", *players: str) -> Path:
-    settings = shared(folder) | {"policy": players or ("random",), "task_file": folder / f"{split}.json"}
-    return evaluate.run(evaluate.EvaluateConfig.from_flat(**settings, problems=40, eval_reps=3), Quiet()).folder
-
-
-def states_of(folder: Path, run: Path, **settings: object) -> Report:
-    return gen_trajectory.run(
-        gen_trajectory.GenTrajectoryConfig.from_flat(**shared(folder), states_of=run, **settings), Quiet()
-    )
-
-
-def visited(path: Path) -> list[tuple[dict[str, int], Demonstration]]:
-    return [(dict(record.task.data), one) for record in read_records(path, "taxi") for one in record.trajectories
-            if one.visited]  # fmt: skip
-
-
-def test_every_state_that_was_visited_gets_the_oracles_comment_and_its_action(folder: Path) -> None:
-    report = states_of(folder, play(folder), states=100)
-    (path,) = report.outputs
-    found = visited(path)
-    steps = [step for _, one in found for step in one.trajectory]
-    assert len(steps) == report.figures["states"] == 100
-    notes = [step.note for step in steps]
-    assert {"positive", "mistake"} <= set(notes)
-    rows: dict[str, list[tuple[str, str]]] = {"sft_reflection": [], "sft": [], "sft_policy": []}
-    for data, one in found:  # derived from the env alone
-        env = Taxi()
-        task = next(task for task in Taxi.taskset.tasks("full") if task.data == data)
-        seen = env.reset(task, 0)
-        for step in one.trajectory:
-            best = Taxi.choices[env.teacher().action()]
-            taken = Taxi.choices.index(step.cmd)
-            assert f"row {env.state // 100}, column {env.state // 20 % 5}." in step.reflection
-            assert ("mistake" in step.reflection or "wrong" in step.reflection) == (env.teacher().note() == "mistake")
-            right = best if step.note == "mistake" else step.cmd
-            rows["sft_reflection"].append((reflection_prompt(seen), f" {step.reflection}"))
-            rows["sft"].append((policy_prompt(seen), f" {Taxi.choices.index(right)}"))
-            rows["sft_policy"].append((policy_prompt(seen, step.reflection), f" {Taxi.choices.index(right)}"))
-            seen = env.step(taken).observation
-            assert (env.teacher().note() == "mistake") == (step.note == "mistake") == bool(step.best)
-            assert step.best in ("", best)
-    out = folder / "rows"
-    settings = shared(folder) | {"task_file": path, "out_dir": out}
-    gen_sft.run(gen_sft.GenSFTConfig.from_flat(**settings), Quiet())
-    for name, expected in rows.items():
-        written = [(row["prompt"], row["completion"]) for _, row in read_jsonl(out / f"{name}.jsonl")]
-        assert set(expected) <= set(written)
-    assert len(list(read_jsonl(out / "sft_reflection.jsonl"))) == 100 + sum(
-        len(one.trajectory) for record in read_records(folder / "train.json", "taxi") for one in record.trajectories
-    )
 
 
 def test_rows_of_fewer_problems_are_among_those_of_more(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
