@@ -27,13 +27,13 @@ class TooLongError(ReflectkitError):
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The answer to a question. observation, decision: of the options in the order in which they were given; the
-    decision has the probabilities of the answer.
-    """
+    """The answer to a question."""
 
     answer: Answer
     observation: Observation
+    """The question with its options in the order in which they were given."""
     decision: Decision
+    """The agent's on that, with the probabilities of the answer."""
 
 
 class Decider:
@@ -45,9 +45,7 @@ class Decider:
     def __init__(self, agent: Agent, orders: int = 1) -> None:
         self.orders = orders
         decider: Any = copy.copy(agent)
-        decider.temperature = (
-            0.0  # takes the likeliest option; probabilities are those of temperature 1
-        )
+        decider.temperature = 0.0  # the likeliest option; the probabilities are those of 1
         decider.show = True
         self._agent = decider
 
@@ -59,43 +57,29 @@ class Decider:
         Raises TooLongError. EnvironmentFailure: a server that decides gave no usable answer. Other ReflectkitErrors: a
         question cannot be asked, for example because two of its options are the same tokens.
         """
-        # 1. The comment, which only a policy with a reflector reads: on the state, or also on the options
         self._check_state(state)
-        commentator: Any = getattr(self._agent, "commentator", None)
-        comments: list[str | None] = [None] * len(questions)
-        if getattr(commentator, "reads_choices", False):
-            seen = (
-                Observation((Message("user", state),), question.options) for question in questions
-            )
-            comments = list(
-                await asyncio.gather(*(commentator.remark(each, context) for each in seen))
-            )
-        elif commentator is not None:
-            comments = [
-                await commentator.remark(Observation((Message("user", state),)), context)
-            ] * len(questions)
-        # 2. Every question in each of its orders, at once
-        asked: list[tuple[int, tuple[int, ...], Observation]] = []
+        comments = await self._comments(state, questions, context)
+
+        # 1. Every question in each of its orders
+        variants: list[tuple[int, tuple[int, ...], Observation]] = []
         for number, question in enumerate(questions):
             for order in question.orders(self.orders):
-                asked.append((number, order, question.observation(state, comments[number], order)))
-        for _, _, observation in asked:
-            self._check_length(observation)
+                observation = question.observation(state, comments[number], order)
+                self._check_length(observation)
+                variants.append((number, order, observation))
+
+        # 2. Their answers, at once
         agent = copy.copy(self._agent)
-        agent.shares_prompts = len(asked) > 1
-        decisions = await asyncio.gather(
-            *(_chosen(agent, observation, context) for *_, observation in asked)
-        )
+        agent.shares_prompts = len(variants) > 1
+        work = [_decision(agent, observation, context) for _, _, observation in variants]
+        decisions = await asyncio.gather(*work)
+
         # 3. The mean over the orders of each question
-        decided: list[Decided] = []
+        answers: list[Decided] = []
         for number in range(len(questions)):
-            places = [
-                place for place, (of_question, *_) in enumerate(asked) if of_question == number
-            ]
-            shares = averaged(
-                [decisions[place].probabilities for place in places],
-                [asked[place][1] for place in places],
-            )
+            places = [place for place, variant in enumerate(variants) if variant[0] == number]
+            orders = [variants[place][1] for place in places]
+            shares = averaged([decisions[place].probabilities for place in places], orders)
             answer, first = Answer(shares), places[0]
             decision = replace(
                 decisions[first],
@@ -103,8 +87,24 @@ class Decider:
                 reflection=comments[number],
                 probabilities=shares,
             )
-            decided.append(Decided(answer, asked[first][2], decision))
-        return decided, _usage(decisions)
+            answers.append(Decided(answer, variants[first][2], decision))
+        return answers, _usage(decisions)
+
+    async def _comments(
+        self, state: str, questions: Sequence[Question], context: Context
+    ) -> list[str | None]:
+        """The comment for each question, which only a policy with a reflector reads: on the state alone, or also on the
+        options.
+        """
+        commentator: Any = getattr(self._agent, "commentator", None)
+        if commentator is None:
+            return [None] * len(questions)
+        messages = (Message("user", state),)
+        if not getattr(commentator, "reads_choices", False):
+            return [await commentator.remark(Observation(messages), context)] * len(questions)
+        observations = [Observation(messages, question.options) for question in questions]
+        work = [commentator.remark(observation, context) for observation in observations]
+        return list(await asyncio.gather(*work))
 
     def _check_state(self, state: str) -> None:
         """Raises TooLongError if the state alone is longer than the context. One that no tokens could hold is not
@@ -148,16 +148,17 @@ class Foreteller:
         if context.turns or decision.failure or decision.truncation_reason:
             return decision
         try:
-            (told,), _ = await self._decider.answer(observation.text, [WILL_IT_SUCCEED], context)
+            answers, _ = await self._decider.answer(observation.text, [WILL_IT_SUCCEED], context)
         except (EnvironmentFailure, TooLongError):
             return decision
-        prices = decision.price_usd, told.decision.price_usd
+        (forecast,) = answers
+        prices = decision.price_usd, forecast.decision.price_usd
         price = None if None in prices else sum(value or 0.0 for value in prices)
-        answers = {**decision.answers, SUCCEEDS.name: told.answer.probabilities}
-        return replace(decision, answers=answers, price_usd=price)
+        shares = {**decision.answers, SUCCEEDS.name: forecast.answer.probabilities}
+        return replace(decision, answers=shares, price_usd=price)
 
 
-async def _chosen(agent: Any, observation: Observation, context: Context) -> Decision:
+async def _decision(agent: Any, observation: Observation, context: Context) -> Decision:
     """The decision of `agent` on a prompt that has the comment already."""
     if getattr(agent, "commentator", None) is None:
         decision = await agent.decide(observation, context)
@@ -178,8 +179,12 @@ def _longest_token(tokenizer: Any) -> int:
 
 def _usage(decisions: Sequence[Decision]) -> Usage:
     """The tokens of these decisions."""
+    # 1. Prompts: what all begin with counts once, and the first and the last in order begin with that
     prompts = [decision.prompt_ids for decision in decisions]
-    columns = zip(min(prompts), max(prompts), strict=False)  # what these two begin with, all do
-    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], columns))
-    written = sum(len(decision.thought.token_ids) for decision in decisions if decision.thought)
-    return Usage(shared + sum(len(prompt) - shared for prompt in prompts), written)
+    columns = zip(min(prompts), max(prompts), strict=False)
+    prefix = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], columns))
+    prompt_tokens = prefix + sum(len(prompt) - prefix for prompt in prompts)
+
+    # 2. What the agent thought before it answered
+    thoughts = [decision.thought for decision in decisions if decision.thought]
+    return Usage(prompt_tokens, sum(len(thought.token_ids) for thought in thoughts))

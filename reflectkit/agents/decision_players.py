@@ -31,13 +31,14 @@ Shares = tuple[float, ...]
 """The probability of each option of a question."""
 FORMS: dict[str, ModuleType] = {"decisions": openai_form, "systemone": systemone}
 """The protocol of each kind of decision model."""
-ASKED = "Choose the next action."
+INSTRUCTION = "Choose the next action."
 ORDERS = 2
 """In how many orders of the options it is asked, where its answers are unusable."""
 
 
 def options_of(observation: Observation, endpoint: Endpoint) -> tuple[str, ...]:
     """The actions as options, which must all differ and have words. Raises ConfigError for none, and for too many."""
+    # 1. Whether it can choose here
     choices = tuple(map(encodable, observation.choices))
     if not choices:
         raise ConfigError(
@@ -46,6 +47,8 @@ def options_of(observation: Observation, endpoint: Endpoint) -> tuple[str, ...]:
     if len(choices) > MOST_OPTIONS:
         most = f"{endpoint} chooses from at most {MOST_OPTIONS} actions, and a state has {len(choices)}"
         raise ConfigError(f"{most}; use another player")
+
+    # 2. Options that do not differ in words get numbers
     if len(set(choices)) == len(choices) and all(choices):
         return choices
     return tuple(f"{label(index).strip()} {choice}" for index, choice in enumerate(choices))
@@ -55,8 +58,10 @@ def further_questions(env: Env) -> list[StateQuestion]:
     """What a decision model that comments is asked besides the action: the questions that the env declares, and that
     have options. One that declares none is asked nothing else.
     """
-    declared = env.questions()
-    return [each for each in declared if each.options] if declared != Env.questions() else []
+    questions = env.questions()
+    if questions == Env.questions():
+        return []
+    return [question for question in questions if question.options]
 
 
 def deciding_request(
@@ -71,7 +76,7 @@ def deciding_request(
     """The request for a choice among `options`. rules: whether the instructions are the env's rules; else there are
     none, as for a policy that was trained here. more: further questions.
     """
-    instructions = f"{rules_of(context.env)}\n\n{ASKED}".strip() if rules else ""
+    instructions = f"{rules_of(context.env)}\n\n{INSTRUCTION}".strip() if rules else ""
     body = FORMS[endpoint.kind].request_body(
         encodable(observation.text), instructions, options, more
     )
@@ -100,19 +105,22 @@ class DecisionModel:
         if len(options) == 1:
             return [(1.0,)], outcomes
         for order in Question("choice", "", options).orders(ORDERS):
-            listed = [options[index] for index in order]
+            # 1. The request with the options in this order
+            in_order = [options[index] for index in order]
             request = deciding_request(
-                observation, context, endpoint, listed, rules=self.rules, more=more
+                observation, context, endpoint, in_order, rules=self.rules, more=more
             )
-            read = partial(_read, FORMS[endpoint.kind], listed, more)
-            outcomes.append(await self.client.ask(request, read))
-            value, rejected = outcomes[-1].value, outcomes[-1].rejected
-            if value is not None:
+            read = partial(_read, FORMS[endpoint.kind], in_order, more)
+            outcome = await self.client.ask(request, read)
+            outcomes.append(outcome)
+
+            # 2. Its answer, with the probabilities in the order of the choices
+            if outcome.value is not None:
                 shares = [0.0] * len(options)
-                for index, share in zip(order, value[0], strict=True):
+                for index, share in zip(order, outcome.value[0], strict=True):
                     shares[index] = share
-                return [tuple(shares), *value[1:]], outcomes
-            if rejected is None or rejected.unanswered:  # the budget, or the server
+                return [tuple(shares), *outcome.value[1:]], outcomes
+            if outcome.rejected is None or outcome.rejected.unanswered:  # the budget, or the server
                 break
         return [], outcomes
 
@@ -137,24 +145,25 @@ class DecisionPolicy:
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The model's decision, with its probabilities; a `failure` if there is no usable answer."""
+        # 1. The probability of each action
         rows, outcomes = await self.model.ask(observation, context)
+        unreadable = [outcome for outcome in outcomes if outcome.rejected and outcome.answers > 0]
         decision = Decision(
             0,
             price_usd=self.model.price(outcomes),
-            unreadable=sum(
-                outcome.rejected is not None and outcome.answers > 0 for outcome in outcomes
-            ),
+            unreadable=len(unreadable),
             tokens=sum(outcome.tokens for outcome in outcomes),
         )
         if not rows:
             return replace(decision, failure=f"{self.model.client.endpoint}: {outcomes[-1].reason}")
         (shares,) = rows
+
+        # 2. One of them
         logprobs = [math.log(share) if share else -math.inf for share in shares]
         highest = max(logprobs)
         scaled = [(value - highest) / (self.temperature or 1.0) for value in logprobs]
-        entropy = -math.fsum(
-            share * value for share, value in zip(shares, logprobs, strict=True) if share
-        )
+        terms = zip(shares, logprobs, strict=True)
+        entropy = -math.fsum(share * logprob for share, logprob in terms if share)
         return replace(
             decision,
             action=draw(scaled, self.temperature, context.seed),
@@ -179,8 +188,11 @@ class DecisionReflector:
         rows, outcomes = await self.model.ask(observation, context, more)
         if not rows:
             await self._give_up(outcomes[-1])
-        asked = [(LIKELY.name, observation.choices), *((each.name, each.options) for each in more)]
-        answers = [(*question, shares) for question, shares in zip(asked, rows, strict=False)]
+        questions = [(LIKELY.name, observation.choices)]
+        questions += [(question.name, question.options) for question in more]
+        answers = []
+        for (name, options), shares in zip(questions, rows, strict=False):
+            answers.append((name, options, shares))
         comment = TypedComment(comment_on(answers))
         comment.answers = {name: shares for name, _, shares in answers}
         comment.price_usd = self.model.price(outcomes)
@@ -211,5 +223,8 @@ class CommentedActor:
         """The actor's decision, as a demonstration shows it."""
         teacher, has = context.env.teacher(), context.env.teacher_type.has
         comment = teacher.comment(generator(context.seed, "comment")) if has("comment") else ""
-        note = "correction" if has("note") and teacher.note() == "mistake" else "positive"
-        return replace(await self.actor.decide(observation, context), reflection=comment, note=note)
+        note = "positive"
+        if has("note") and teacher.note() == "mistake":
+            note = "correction"
+        decision = await self.actor.decide(observation, context)
+        return replace(decision, reflection=comment, note=note)

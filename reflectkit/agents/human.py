@@ -13,18 +13,19 @@ from reflectkit.prompts import LABELS, one_line
 from reflectkit.tools import PLAIN, PLAIN_RULES, TURN_RULES, parse, tools_text, use_of
 from reflectkit.types import Decision, Observation, ToolCall, ToolUse
 
-LEFT = "the person left"
+QUIT = "the person left"
 HELP_KEYS = ("h", "?")
 
 
 class Human:
-    """A person who acts. What cannot be read is asked again.
-
-    left: whether they have gone; no further episode should begin then. answered: whether there was any answer at all.
-    """
+    """A person who acts. What cannot be read is asked again."""
 
     def __init__(self, progress: Progress) -> None:
-        self.progress, self.left, self.answered = progress, False, False
+        self.progress = progress
+        self.has_quit = False
+        """Whether they have gone; no further episode should begin then."""
+        self.has_answered = False
+        """Whether there was any answer at all."""
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The person's action; everything else waits for it."""
@@ -32,52 +33,62 @@ class Human:
             self.progress.news(choices_text(observation.choices))
         action = self._action(observation, context.env)
         if action is None:
-            self.left = True
-            return Decision(0, truncation_reason=LEFT)
+            self.has_quit = True
+            return Decision(0, truncation_reason=QUIT)
         return Decision(action)
 
     def _action(self, observation: Observation, env: Env) -> int | str | ToolUse | None:
         """A choice, calls (one per line, up to an empty line) or words; None if the person quits."""
+        if observation.tools and not observation.choices:
+            return self._calls(observation, env)
+        question = "Your reply: " if observation.replies else "Your move: "
+        while True:
+            text = self._answer(question, observation, env)
+            if text is None or not observation.choices:
+                return text
+            try:
+                return choice_of(text, observation.choices)
+            except IllegalActionError as error:
+                self.progress.news(str(error))
+
+    def _calls(self, observation: Observation, env: Env) -> ToolUse | None:
+        """Calls of tools, or in a conversation one of them or a reply; None if the person quits."""
         calls: list[ToolCall] = []
         names = [tool.name for tool in observation.tools]
-        question = (
-            ("Your call or reply: " if names else "Your reply: ")
-            if observation.replies
-            else "Your move: "
-        )
         while True:
-            if observation.tools and not observation.replies:
-                question = f"Call {len(calls) + 1}, or Enter to go on: "
+            # 1. A line; an empty one ends a list of calls
+            question = f"Call {len(calls) + 1}, or Enter to go on: "
+            if observation.replies:
+                question = "Your call or reply: "
             text = self._answer(question, observation, env)
             if text is None:
                 return None
-            if observation.choices:
-                try:
-                    return choice_of(text, observation.choices)
-                except IllegalActionError as error:
-                    self.progress.news(str(error))
-            elif not observation.tools:
-                return text
-            elif not text and not observation.replies:
+            if not text and not observation.replies:
                 return use_of(calls)
-            else:
-                use = parse(text, observation.tools, PLAIN, replies=observation.replies)
-                if not use.calls and not use.errors and re.split(r"[^\w.:-]", text)[0] in names:
-                    self.progress.news(
-                        f"This is no call yet:\n{tools_text(observation.tools)}\n{TURN_RULES}"
-                    )
-                    continue
-                if observation.replies and text and not use.errors:
-                    return use
-                calls += use.calls
-                for problem in use.errors:
-                    self.progress.news(f"{problem}. Write that call again; ? lists the tools.")
+
+            # 2. What it says
+            use = parse(text, observation.tools, PLAIN, replies=observation.replies)
+            is_text = not use.calls and not use.errors
+            if (
+                is_text and re.split(r"[^\w.:-]", text)[0] in names
+            ):  # a tool's name without arguments
+                tools = tools_text(observation.tools)
+                self.progress.news(f"This is no call yet:\n{tools}\n{TURN_RULES}")
+                continue
+            if observation.replies and text and not use.errors:
+                return use
+            calls += use.calls
+            for problem in use.errors:
+                self.progress.news(f"{problem}. Write that call again; ? lists the tools.")
 
     def _answer(self, question: str, observation: Observation, env: Env) -> str | None:
         """The next line that is not a command; None if the person quits."""
-        while (text := self.progress.ask(question)) is not None:
-            self.answered = True
-            answer = text.strip()
+        while True:
+            line = self.progress.ask(question)
+            if line is None:
+                return None
+            self.has_answered = True
+            answer = line.strip()
             command = answer.casefold()
             if command == "q":
                 return None
@@ -87,7 +98,6 @@ class Human:
                 self.progress.news(oracle_text(observation, env))
             else:
                 return answer
-        return None
 
 
 def choice_of(text: str, choices: Sequence[str]) -> int:
@@ -98,18 +108,23 @@ def choice_of(text: str, choices: Sequence[str]) -> int:
 
     Raises IllegalActionError: no choice, or several, match; the message is for the person.
     """
+    # 1. A label or a number
     if text in LABELS[: len(choices)]:
         return LABELS.index(text)
     if text in map(str, range(len(choices))):
         return int(text)
+
+    # 2. The whole text, or the beginning of one only
     prefix = one_line(text).casefold()
     texts = [one_line(choice).casefold() for choice in choices]
-    fitting = [index for index, choice in enumerate(texts) if prefix and choice.startswith(prefix)]
     if prefix in texts:
         return texts.index(prefix)
-    if len(fitting) == 1:
-        return fitting[0]
-    problem = "may be several choices" if fitting else "is no choice"
+    matches = []
+    if prefix:
+        matches = [index for index, choice in enumerate(texts) if choice.startswith(prefix)]
+    if len(matches) == 1:
+        return matches[0]
+    problem = "may be several choices" if matches else "is no choice"
     raise IllegalActionError(
         f"{text[:60]!r} {problem}; write a number from 0 to {len(choices) - 1}, or h for help"
     )

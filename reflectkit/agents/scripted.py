@@ -25,26 +25,23 @@ class Demonstrator:
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The oracle's action, or a mistake."""
-        chance = generator(context.seed, "demonstrator")
+        chance = generator(context.seed, "demonstrator")  # draws the comment before the mistake
         teacher = teacher_of(context.env)
         after_mistake = teacher.note() == "mistake"
         reflection = teacher.comment(chance)
-        wrong = teacher.mistakes()
-        if wrong and chance.random() < self.noise:
-            return Decision(chance.choice(wrong), reflection, note="mistake")
-        return Decision(
-            _best(teacher), reflection, note="correction" if after_mistake else "positive"
-        )
+        mistakes = teacher.mistakes()
+        if mistakes and chance.random() < self.noise:
+            return Decision(chance.choice(mistakes), reflection, note="mistake")
+        note = "correction" if after_mistake else "positive"
+        return Decision(_best(teacher), reflection, note=note)
 
 
 def _best(teacher: Teacher) -> Action:
-    """The teacher's action. Calls without a text are written in the plain form, as records keep the text."""
+    """The teacher's action."""
     action = teacher.action()
-    return (
-        use_of(action.calls)
-        if isinstance(action, ToolUse) and action.calls and not action.text
-        else action
-    )
+    if isinstance(action, ToolUse) and action.calls and not action.text:
+        return use_of(action.calls)  # with a text in the plain form, which records keep
+    return action
 
 
 class Recovery:
@@ -59,7 +56,8 @@ class Recovery:
         if teacher.note() == "mistake":
             return await self.teacher.decide(observation, context)
         chance = generator(context.seed, "slip")
-        if slips := teacher.slips():
+        slips = teacher.slips()
+        if slips:
             return Decision(chance.choice(slips), teacher.comment(chance), note="mistake")
         return Decision(_best(teacher), teacher.comment(chance), note="positive")
 
@@ -120,25 +118,25 @@ class Replay:
     """
 
     def __init__(self, steps: Sequence[Any], where: str) -> None:
-        self.steps, self.where, self.next = steps, where, 0
+        self.steps, self.where = steps, where
+        self.next = 0
+        """The index of the step that follows."""
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The next recorded step. Raises DataError if the env does not offer it."""
         if self.next >= len(self.steps):
-            raise DataError(
-                self.where, "the demonstration ends before its episode does; make it again"
-            )
+            fix = "the demonstration ends before its episode does; make it again"
+            raise DataError(self.where, fix)
         step = self.steps[self.next]
+
+        # The text of the step as the env takes it: calls, or the index of a choice
         action: int | str | ToolUse = step.cmd
         if observation.tools:
             action = parse(step.cmd, observation.tools, PLAIN, replies=observation.replies)
         elif observation.choices:
             if step.cmd not in observation.choices:
-                raise DataError(
-                    self.where,
-                    f"step {self.next}: the env does not offer {step.cmd!r}",
-                    field="cmd",
-                )
+                why = f"step {self.next}: the env does not offer {step.cmd!r}"
+                raise DataError(self.where, why, field="cmd")
             action = observation.choices.index(step.cmd)
         self.next += 1
         return Decision(action, step.reflection, note=step.note)
@@ -168,33 +166,39 @@ def _any_calls(observation: Observation, chance: random.Random) -> Decision:
     """Up to two random calls, or, in a conversation, one or a reply; texts consist of one to four words of the
     observation.
     """
-    seen = observation.text.split() or ["nothing"]
+    words = observation.text.split() or ["nothing"]
+    count = 0
+    if observation.tools:
+        count = chance.randrange(2 if observation.replies else 3)
     calls = []
-    for _ in range(chance.randrange(2 if observation.replies else 3) if observation.tools else 0):
+    for _ in range(count):
         tool = chance.choice(observation.tools)
         properties = tool.parameters.get("properties", {})
-        arguments = {name: _any_value(schema, seen, chance) for name, schema in properties.items()}
+        arguments = {name: _any_value(schema, words, chance) for name, schema in properties.items()}
         calls.append(ToolCall(tool.name, arguments))
     if observation.replies and not calls:
-        return Decision(ToolUse(_any_words(seen, chance)))
+        return Decision(ToolUse(_any_words(words, chance)))
     return Decision(use_of(calls))
 
 
-def _any_value(schema: Mapping[str, Any] | bool, seen: Sequence[str], chance: random.Random) -> Any:
+def _any_value(
+    schema: Mapping[str, Any] | bool, words: Sequence[str], chance: random.Random
+) -> Any:
     """A value of the schema's type; text where it allows any."""
     if isinstance(schema, bool):
         schema = {}
     if schema.get("enum"):
         return chance.choice(schema["enum"])
     kind = schema.get("type", "string")
-    kind = chance.choice(kind) if isinstance(kind, list) and kind else kind
+    if isinstance(kind, list) and kind:
+        kind = chance.choice(kind)
     if kind == "null":
         return None
     if kind == "array":
-        return [_any_value(schema.get("items", {}), seen, chance)]
+        return [_any_value(schema.get("items", {}), words, chance)]
     simple = {"integer": 1, "number": 1.0, "boolean": True, "object": {}}
-    return simple[kind] if kind in simple else _any_words(seen, chance)
+    return simple[kind] if kind in simple else _any_words(words, chance)
 
 
-def _any_words(seen: Sequence[str], chance: random.Random) -> str:
-    return " ".join(chance.choices(seen, k=chance.randint(1, 4)))
+def _any_words(words: Sequence[str], chance: random.Random) -> str:
+    return " ".join(chance.choices(words, k=chance.randint(1, 4)))

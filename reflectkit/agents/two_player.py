@@ -88,24 +88,27 @@ DRAWS = 1000  # at most, until a comment is found that is on another state
 
 
 class ShuffledComments:
-    """Comments of `asked`, of which a share is replaced by comments on other states.
+    """Comments of `source`, of which a share is replaced by comments on other states.
 
     others: what to draw those from, a reflector's prompt on a state and a comment on it, at least one. share: 0 … 1.
     The turn's seed decides which turns.
     """
 
     def __init__(
-        self, asked: CommentSource, others: Sequence[tuple[str, str]], share: float
+        self, source: CommentSource, others: Sequence[tuple[str, str]], share: float
     ) -> None:
-        self.asked, self.others, self.share = asked, tuple(others), share
+        self.source, self.others, self.share = source, tuple(others), share
 
     async def remark(self, observation: Observation, context: Context) -> str:
-        """Another state's comment, or the comment of `asked`, which is called only then. Raises ConfigError if there
+        """Another state's comment, or the comment of `source`, which is called only then. Raises ConfigError if there
         seems to be none on another state.
         """
+        # 1. Whether this turn gets its own
         chance = generator(context.seed, "swapped comment")
         if chance.random() >= self.share:
-            return await self.asked.remark(observation, context)
+            return await self.source.remark(observation, context)
+
+        # 2. One that is not about this state, as far as its prompt and the teacher say
         here = reflection_prompt(observation)
         for _ in range(DRAWS):
             prompt, comment = chance.choice(self.others)
@@ -125,7 +128,7 @@ def _is_true(env: Env, comment: str) -> bool:
 
 
 MEMO_LIMIT = 200_000  # comments; a full memo starts again
-CHARACTERS_KEPT = 50_000_000  # of prompts whose tokens are remembered
+MEMO_CHARACTERS = 50_000_000  # of prompts whose tokens are remembered
 COMMENT_TOKENS = 100  # at most, in a comment
 NEVER_END = 0.95
 """Share of answers without an end from which on the end of the model's turns may be unknown."""
@@ -143,7 +146,7 @@ class Reflector:
         self.sampler, self.temperature, self.max_new_tokens = sampler, temperature, max_new_tokens
         self.memo: dict[str, str] = {}
         """Comments by the hash of their prompt; empty if they are sampled."""
-        self.requests = self.written = self.tokens = 0
+        self.requests = self.writes = self.tokens = 0
         """Number of comments that were requested, of those that the model wrote, and of the tokens in these."""
         self._stop_ids = _line_ends(sampler)
         self._new: dict[str, str] = {}
@@ -151,7 +154,7 @@ class Reflector:
     @property
     def hits(self) -> int:
         """Number of comments from the memo."""
-        return self.requests - self.written
+        return self.requests - self.writes
 
     async def comment(self, observation: Observation, seed: int) -> str:
         """A comment on `observation`; "" if the prompt leaves no room for it. `seed` matters only if comments are
@@ -159,16 +162,20 @@ class Reflector:
         """
         prompt = reflection_prompt(observation)
         self.requests += 1
+
+        # 1. One that is sampled is new each time
         if self.temperature > 0:
-            self.written += 1
+            self.writes += 1
             comment, tokens = await self._write(prompt, seed, self.temperature)
             self.tokens += tokens
             return comment.text
+
+        # 2. A greedy one is the same for the same prompt
         key = hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
         if key not in self.memo:
             comment, tokens = await self._write(prompt, 0, 0.0)
-            if key not in self.memo:  # no other episode asked for it meanwhile
-                self.written += 1
+            if key not in self.memo:  # no other episode has asked for it since
+                self.writes += 1
                 self.tokens += tokens
                 if len(self.memo) >= MEMO_LIMIT:
                     self.memo.clear()
@@ -209,12 +216,11 @@ class Reflector:
         ids = tuple(prompt_ids(self.sampler.tokenizer, prompt))
         if len(ids) >= self.sampler.context:
             return Comment("", ids, (), ()), 0
-        sampled = await self.sampler.sample(
-            SampleRequest(ids, (), self.max_new_tokens, temperature, seed, self._stop_ids)
-        )
-        text_ids = _text_ids(sampled, self._stop_ids)
+        request = SampleRequest(ids, (), self.max_new_tokens, temperature, seed, self._stop_ids)
+        output = await self.sampler.sample(request)
+        text_ids = _text_ids(output, self._stop_ids)
         text = one_line(self.sampler.tokenizer.decode(text_ids, skip_special_tokens=True))
-        return Comment(text, ids, sampled.token_ids, sampled.logprobs), len(text_ids)
+        return Comment(text, ids, output.token_ids, output.logprobs), len(text_ids)
 
 
 class PromptMemo:
@@ -223,7 +229,7 @@ class PromptMemo:
     characters: of all prompts together, after which it forgets them.
     """
 
-    def __init__(self, tokenizer: Any, characters: int = CHARACTERS_KEPT) -> None:
+    def __init__(self, tokenizer: Any, characters: int = MEMO_CHARACTERS) -> None:
         self._tokenizer, self._limit, self._characters = tokenizer, characters, 0
         self._tokens: dict[str, tuple[int, ...]] = {}
 
@@ -271,22 +277,22 @@ class TwoPlayerAgent:
         show: bool = False,
         calibration: float = 1.0,
     ) -> None:
-        self.calibration = calibration
-        self.policy, self.commentator, self.answer = policy, commentator, answer
-        asked = commentator.asked if isinstance(commentator, ShuffledComments) else commentator
-        self.reflector = asked if isinstance(asked, Reflector) else None
-        """The model that comments, if one does."""
-        self.episode_tokens, self.thinking = episode_tokens, thinking
-        self.temperature, self.truncation, self.reflect_prob, self.show = (
-            temperature,
-            truncation,
-            reflect_prob,
-            show,
-        )
-        self.max_new_tokens, self.distills = max_new_tokens, distills
+        # 1. The policy and what it answers
+        self.policy, self.answer = policy, answer
+        self.temperature, self.truncation, self.calibration = temperature, truncation, calibration
+        self.max_new_tokens, self.episode_tokens = max_new_tokens, episode_tokens
+        self.thinking, self.show = thinking, show
+
+        # 2. Who comments
         self.thinks = policy.role == "think"
-        own = "the policy was trained with --role think and writes its own comments; drop the reflector"
-        refuse(self.thinks and commentator is not None, own)
+        drop = "the policy was trained with --role think and writes its own comments; drop the reflector"
+        refuse(self.thinks and commentator is not None, drop)
+        self.commentator, self.reflect_prob, self.distills = commentator, reflect_prob, distills
+        source = commentator.source if isinstance(commentator, ShuffledComments) else commentator
+        self.reflector = source if isinstance(source, Reflector) else None
+        """The model that comments, if one does."""
+
+        # 3. What it remembers
         self.shares_prompts = False
         """Whether prompts of the same time begin alike; see `SampleRequest.shared`."""
         self._prompts = PromptMemo(policy.tokenizer)
@@ -297,17 +303,18 @@ class TwoPlayerAgent:
         If the observation is too long for the policy, the decision has a `truncation_reason`. Raises CheckpointError
         where none ever fits.
         """
-        comment = None
-        if self.commentator is not None and (
-            self.reflect_prob >= 1 or uniform(context.seed, "reflect") < self.reflect_prob
-        ):
-            comment = await self.commentator.remark(observation, context)
-        elif self.commentator is not None and self.distills:
+        # 1. Without a comment, which may follow as a hint
+        if self.commentator is None:
+            return await self.act_on(observation, None, context)
+        if self.reflect_prob < 1 and uniform(context.seed, "reflect") >= self.reflect_prob:
             decision = await self.act_on(observation, None, context)
+            if not self.distills:
+                return decision
             return await self._with_hint(decision, observation, context, self.commentator)
+
+        # 2. With one, and what it took
+        comment = await self.commentator.remark(observation, context)
         decision = await self.act_on(observation, comment, context)
-        if comment is None:
-            return decision
         price = comment.price_usd if isinstance(comment, PaidComment) else 0.0
         answers = comment.answers if isinstance(comment, TypedComment) else {}
         return replace(
@@ -327,17 +334,23 @@ class TwoPlayerAgent:
         """`decision` with a comment that it was made without, and the prompt with that, if it fits."""
         if decision.truncation_reason:
             return decision
+
+        # 1. The comment
         try:
             hint = await commentator.remark(observation, context)
         except EnvironmentFailure as error:
             return replace(decision, hint="", hint_failure=str(error))
         if not hint.strip():
             return replace(decision, hint="")
+
+        # 2. Whether the prompt with it fits, with the longest answer that is read after it
         prompt = self.prompt(observation, hint, _comments(observation, context.turns, hinted=True))
         labels = self.labels(observation.choices) if observation.choices else ()
-        whole = not labels or self.answer == SCORE
-        read = max(map(len, labels or (decision.token_ids,))) if whole else trie(labels).depth
-        if len(prompt) + read > self.policy.context:
+        if labels and self.answer != SCORE:
+            answer_length = trie(labels).depth
+        else:
+            answer_length = max(map(len, labels or (decision.token_ids,)))
+        if len(prompt) + answer_length > self.policy.context:
             why = f"a prompt with its comment is {len(prompt)} tokens, but the model reads {self.policy.context}"
             return replace(decision, hint=hint, hint_failure=why)
         if observation.tools or observation.replies:
@@ -358,6 +371,7 @@ class TwoPlayerAgent:
         self, observation: Observation, comment: str | None, context: Context
     ) -> Decision:
         """The policy's decision after `comment`; None: without one."""
+        # 1. The prompt, with the comment that a policy that thinks writes itself
         thought: Comment | None = None
         if self.thinks:
             if observation.tools or observation.replies:
@@ -372,10 +386,10 @@ class TwoPlayerAgent:
             comment = thought.text
         else:
             prompt = self.prompt(observation, comment, _comments(observation, context.turns))
-        if not observation.choices:
-            decision = await self._write(observation, prompt, comment, context)
-        else:
-            decision = await self._choose(observation, prompt, comment, context)
+
+        # 2. The action
+        act = self._choose if observation.choices else self._write
+        decision = await act(observation, prompt, comment, context)
         if thought is None:
             return decision
         return replace(
@@ -387,18 +401,19 @@ class TwoPlayerAgent:
     async def _think(self, observation: Observation, context: Context) -> tuple[Comment, str]:
         """(the comment that the policy writes before it acts; why its prompt is too long, or "")."""
         prompt = self._ids(thinking_prompt(observation, self.answer))
-        seed = derive(context.seed, "thought")
-        sampled = await self.policy.sample(
-            SampleRequest(
-                prompt, (), COMMENT_TOKENS, self.temperature, seed, self._stop_ids, self.truncation
-            )
+        request = SampleRequest(
+            prompt,
+            (),
+            COMMENT_TOKENS,
+            self.temperature,
+            derive(context.seed, "thought"),
+            self._stop_ids,
+            self.truncation,
         )
-        text = self.policy.tokenizer.decode(
-            _text_ids(sampled, self._stop_ids), skip_special_tokens=True
-        )
-        return Comment(
-            one_line(text), prompt, sampled.token_ids, sampled.logprobs
-        ), sampled.too_long
+        output = await self.policy.sample(request)
+        text_ids = _text_ids(output, self._stop_ids)
+        text = one_line(self.policy.tokenizer.decode(text_ids, skip_special_tokens=True))
+        return Comment(text, prompt, output.token_ids, output.logprobs), output.too_long
 
     @functools.cached_property
     def _acting_ids(self) -> tuple[int, ...]:
@@ -418,8 +433,9 @@ class TwoPlayerAgent:
         context: Context,
     ) -> Decision:
         """One of the choices."""
+        # 1. The sampler's answer
         labels = self.labels(observation.choices)
-        ask = SampleRequest(
+        request = SampleRequest(
             prompt,
             labels,
             temperature=self.temperature,
@@ -428,29 +444,32 @@ class TwoPlayerAgent:
             shared=self.shares_prompts,
             separately=self.answer == SCORE,
         )
-        sampled = await self.policy.sample(ask)
-        if sampled.too_long:
-            return Decision(0, comment, truncation_reason=sampled.too_long)
-        if sampled.token_ids not in labels or len(sampled.label_logprobs) != len(labels):
+        output = await self.policy.sample(request)
+        if output.too_long:
+            return Decision(0, comment, truncation_reason=output.too_long)
+        if output.token_ids not in labels or len(output.label_logprobs) != len(labels):
             raise ConfigError(
-                f"the sampler was asked for one of {len(labels)} labels, and answered with tokens {sampled.token_ids}"
-                f" and {len(sampled.label_logprobs)} log-probabilities"
+                f"the sampler was asked for one of {len(labels)} labels, and answered with tokens {output.token_ids}"
+                f" and {len(output.label_logprobs)} log-probabilities"
             )
+
+        # 2. Drawn again from calibrated probabilities, where the checkpoint has a temperature for that
         if self.calibration != 1.0:
-            sampled = draw_label(
-                ask, tempered(sampled.label_logprobs, self.calibration), sampled.version
-            )
-        probabilities = tuple(map(math.exp, sampled.label_logprobs))
-        terms = zip(probabilities, sampled.label_logprobs, strict=True)
+            logprobs = tempered(output.label_logprobs, self.calibration)
+            output = draw_label(request, logprobs, output.version)
+
+        # 3. The decision
+        probabilities = tuple(map(math.exp, output.label_logprobs))
+        terms = zip(probabilities, output.label_logprobs, strict=True)
         return Decision(
-            labels.index(sampled.token_ids),
+            labels.index(output.token_ids),
             comment,
             prompt,
-            sampled.token_ids,
-            sampled.logprobs,
+            output.token_ids,
+            output.logprobs,
             entropy=-math.fsum(share * logprob for share, logprob in terms if share > 0),
             probabilities=probabilities if self.show else (),
-            version=sampled.version,
+            version=output.version,
         )
 
     def labels(self, choices: tuple[str, ...]) -> tuple[Path, ...]:
@@ -473,51 +492,54 @@ class TwoPlayerAgent:
         context: Context,
     ) -> Decision:
         """A line, or calls of tools."""
-        left = self.max_new_tokens
+        # 1. How long it may be
+        token_limit = self.max_new_tokens
         if self.episode_tokens:
-            left = min(
-                left,
-                self.episode_tokens - sum(len(turn.decision.token_ids) for turn in context.turns),
-            )
-        if left < 1:
-            return Decision(
-                0, comment, truncation_reason=f"it wrote its {self.episode_tokens} tokens"
-            )
-        stop_ids = (
-            self.dialogue.stop_ids if observation.tools or observation.replies else self._stop_ids
-        )
-        ask = SampleRequest(
+            spent = sum(len(turn.decision.token_ids) for turn in context.turns)
+            token_limit = min(token_limit, self.episode_tokens - spent)
+        if token_limit < 1:
+            why = f"it wrote its {self.episode_tokens} tokens"
+            return Decision(0, comment, truncation_reason=why)
+
+        # 2. The sampler's answer
+        is_dialogue = bool(observation.tools or observation.replies)
+        stop_ids = self.dialogue.stop_ids if is_dialogue else self._stop_ids
+        request = SampleRequest(
             prompt,
             (),
-            left,
+            token_limit,
             self.temperature,
             derive(context.seed, "text"),
             stop_ids,
             self.truncation,
         )
-        sampled = await self.policy.sample(ask)
-        if sampled.too_long:
-            return Decision(0, comment, truncation_reason=sampled.too_long)
-        text_ids = _text_ids(sampled, stop_ids)
+        output = await self.policy.sample(request)
+        if output.too_long:
+            return Decision(0, comment, truncation_reason=output.too_long)
+
+        # 3. What it says
+        text_ids = _text_ids(output, stop_ids)
         action: str | ToolUse
-        if not observation.tools and not observation.replies:
+        if not is_dialogue:
             action = one_line(self.policy.tokenizer.decode(text_ids, skip_special_tokens=True))
         else:
-            self.dialogue.remember(prompt, sampled.token_ids)
+            self.dialogue.remember(prompt, output.token_ids)
             action = self.dialogue.words(text_ids)
             if observation.tools:
-                action = parse(
-                    action, observation.tools, self.dialogue.form, replies=observation.replies
-                )
+                form = self.dialogue.form
+                action = parse(action, observation.tools, form, replies=observation.replies)
+        thoughts = None
+        if observation.tools:
+            thoughts = self.dialogue.thought_tokens(output.token_ids)
         return Decision(
             action,
             comment,
             prompt,
-            sampled.token_ids,
-            sampled.logprobs,
-            version=sampled.version,
-            thoughts=self.dialogue.thought_tokens(sampled.token_ids) if observation.tools else None,
-            cut=len(text_ids) == len(sampled.token_ids),
+            output.token_ids,
+            output.logprobs,
+            version=output.version,
+            thoughts=thoughts,
+            cut=len(text_ids) == len(output.token_ids),
         )
 
     def _ids(self, text: str) -> tuple[int, ...]:
@@ -532,36 +554,39 @@ def _comments(
 
     hinted: the comment without which it was made, where there is one.
     """
-    messages, comments = observation.messages, list[str | None]()
+    messages = observation.messages
+    comments: list[str | None] = []
     for place, message in enumerate(messages):
-        if message.role == "assistant":
-            written = (turn for turn in turns if len(turn.observation.messages) == place)
-            turn = next(
-                (turn for turn in written if turn.observation.messages == messages[:place]), None
-            )
-            decision = turn.decision if turn else Decision(0)
-            comments.append(
-                decision.hint if hinted and decision.hint_prompt_ids else decision.reflection
-            )
+        if message.role != "assistant":
+            continue
+        # The turn that wrote it has seen the messages before it
+        decision = Decision(0)
+        for turn in turns:
+            earlier = turn.observation.messages
+            if len(earlier) == place and earlier == messages[:place]:
+                decision = turn.decision
+                break
+        is_hint = hinted and decision.hint_prompt_ids
+        comments.append(decision.hint if is_hint else decision.reflection)
     return comments
 
 
 def cut_report(
     cut: int, answers: int, limit: int, tokenizer: Callable[[], Any], role: str | None
 ) -> str:
-    """What to tell about `cut` of the `answers`, which reached their `limit` in tokens; "" unless these are most.
+    """What to report about `cut` of the `answers`, which reached their `limit` in tokens; "" unless these are most.
 
     tokenizer: loads the policy's. role: what the policy was fine-tuned for.
     """
     if 2 * cut <= answers:
         return ""
-    told = f"{cut} of {answers} answers were cut at --max-new-tokens {limit}"
+    news = f"{cut} of {answers} answers were cut at --max-new-tokens {limit}"
     if cut < NEVER_END * answers:
-        return told
+        return news
     stop_tokens = Dialogue(tokenizer(), plain=role is not None).stop_tokens
     ends = ", ".join(stop_tokens) or "none is known"
     return (
-        f"warning: {told} without an end token ({ends}); raise it, or add the token with which the model ends its turns"
+        f"warning: {news} without an end token ({ends}); raise it, or add the token with which the model ends its turns"
         " to eos_token_id in its generation_config.json"
     )
 
@@ -573,7 +598,7 @@ def _line_ends(sampler: Sampler) -> frozenset[int]:
     return ends | set(newline) if len(newline) == 1 else ends
 
 
-def _text_ids(sampled: SampleOutput, stop_ids: frozenset[int]) -> list[int]:
+def _text_ids(output: SampleOutput, stop_ids: frozenset[int]) -> list[int]:
     """The tokens without the stop token."""
-    ids = list(sampled.token_ids)
+    ids = list(output.token_ids)
     return ids[:-1] if ids and ids[-1] in stop_ids else ids

@@ -25,12 +25,14 @@ LIKELY_OPTIONS, LEAST_LIKELY = 3, 0.01
 """Most options of a question in a comment, and the least probability of one."""
 
 
-def question_about(asked: StateQuestion, observation: Observation) -> Question | None:
-    """What is asked about the state that is seen; None where it offers no options to choose among."""
-    options = asked.options or observation.choices
+def question_about(question: StateQuestion, observation: Observation) -> Question | None:
+    """`question` about the state of `observation`; None where there are no options to choose among."""
+    options = question.options or observation.choices
     if not options:
         return None
-    return Question("predicate" if options == (YES, NO) else "choice", asked.text, tuple(options))
+    if options == (YES, NO):
+        return Question("predicate", question.text, options)
+    return Question("choice", question.text, tuple(options))
 
 
 def comment_on(answers: Sequence[tuple[str, Sequence[str], Sequence[float]]]) -> str:
@@ -45,12 +47,11 @@ def comment_on(answers: Sequence[tuple[str, Sequence[str], Sequence[float]]]) ->
         if tuple(options) == (YES, NO):
             parts.append(f"{name}: {shares[0]:.2f}")
             continue
-        order = sorted(range(len(shares)), key=lambda index: -shares[index])[:LIKELY_OPTIONS]
-        likely = [
-            f"{one_line(options[index])} {shares[index]:.2f}"
-            for index in order
-            if shares[index] >= LEAST_LIKELY
-        ]
+        order = sorted(range(len(shares)), key=lambda index: -shares[index])
+        likely = []
+        for index in order[:LIKELY_OPTIONS]:
+            if shares[index] >= LEAST_LIKELY:
+                likely.append(f"{one_line(options[index])} {shares[index]:.2f}")
         parts.append(f"{name}: {', '.join(likely)}")
     return "; ".join(parts)
 
@@ -71,16 +72,22 @@ class TypedReflector:
 
     async def comment(self, observation: Observation, seed: int = 0) -> TypedComment:
         """The comment on `observation`, which depends on nothing else; "" where nothing can be asked, or read."""
-        asked = [(each.name, question_about(each, observation)) for each in self.questions]
-        known = [(name, question) for name, question in asked if question is not None]
-        shares = await asyncio.gather(
-            *(self._answer(question, observation.text) for _, question in known)
-        )
-        answers = [
-            (name, question.options, row)
-            for (name, question), row in zip(known, shares, strict=True)
-            if row
-        ]
+        # 1. The questions that this state has options for
+        questions: list[tuple[str, Question]] = []
+        for state_question in self.questions:
+            question = question_about(state_question, observation)
+            if question is not None:
+                questions.append((state_question.name, question))
+
+        # 2. Their answers, at once
+        work = [self._answer(question, observation.text) for _, question in questions]
+        rows = await asyncio.gather(*work)
+
+        # 3. The comment of those that fit the model
+        answers = []
+        for (name, question), row in zip(questions, rows, strict=True):
+            if row:
+                answers.append((name, question.options, row))
         comment = TypedComment(comment_on(answers))
         comment.answers = {name: row for name, _, row in answers}
         return comment
@@ -97,27 +104,29 @@ class TypedReflector:
             return (1.0,)
         prompt = self._prompts.ids(policy_prompt(question.observation(state)))
         labels = choice_ids(self.sampler.tokenizer, question.options, "label")
-        ask = SampleRequest(prompt, labels, temperature=0.0, shared=len(self.questions) > 1)
-        sampled = await self.sampler.sample(ask)
-        return tuple(map(math.exp, sampled.label_logprobs))
+        is_shared = len(self.questions) > 1  # all of them begin with the state
+        request = SampleRequest(prompt, labels, temperature=0.0, shared=is_shared)
+        output = await self.sampler.sample(request)
+        return tuple(map(math.exp, output.label_logprobs))
 
 
 def questions_of(facts: Mapping[str, Any], source: str) -> list[StateQuestion]:
     """The questions that a typed reflector was trained on, from its facts; none of another one. Raises
     CheckpointError.
     """
-    listed = facts.get(QUESTIONS, [])
-    if not isinstance(listed, list):
+    entries = facts.get(QUESTIONS, [])
+    if not isinstance(entries, list):
         raise CheckpointError(
-            f"{source}: its questions are {listed!r:.60}; restore reflectkit.json"
+            f"{source}: its questions are {entries!r:.60}; restore reflectkit.json"
         )
-    return [from_json(StateQuestion, entry, path=source) for entry in listed]
+    return [from_json(StateQuestion, entry, path=source) for entry in entries]
 
 
 def reflector_of(
     sampler: Sampler, facts: Mapping[str, Any], source: str, temperature: float = 0.0
 ) -> CommentSource:
     """The reflector of a checkpoint: one that writes, or one that answers questions. temperature: of what it writes."""
-    if questions := questions_of(facts, source):
+    questions = questions_of(facts, source)
+    if questions:
         return TypedReflector(sampler, questions)
     return Reflector(sampler, temperature=temperature)

@@ -16,7 +16,7 @@ from typing import Any, Self
 from pydantic import model_validator
 from typing_extensions import override
 
-from reflectkit.agents.human import HELP_KEYS, LEFT, Human, action_text, keys_of
+from reflectkit.agents.human import HELP_KEYS, QUIT, Human, action_text, keys_of
 from reflectkit.agents.mismatches import playing_mismatches
 from reflectkit.agents.player_refs import Player, model_folders, parse_policy
 from reflectkit.agents.players import Players, PlayersSetup
@@ -100,7 +100,7 @@ class Narrator:
             decision = replace(decision, reflection=comment)
         if self.wait and not decision.truncation_reason and not decision.failure:
             self.stopped = not self._wants_next(context.env)
-        return replace(decision, truncation_reason=LEFT) if self.stopped else decision
+        return replace(decision, truncation_reason=QUIT) if self.stopped else decision
 
     def see(self, heading: str, observation: Observation, turns: Sequence[Turn]) -> None:
         """Show the messages of `observation` that were not shown before; the agent's own were, as
@@ -355,13 +355,13 @@ def run(config: PlayConfig, progress: Progress) -> Report:
             fresh = setup.make(setup.horizon_at(task.level))
             episode = Episode(task, derive(config.run.seed, "play", task.id, number))
             (trajectory,) = rollout([episode], lambda fresh=fresh: fresh, shown)  # type: ignore[misc]
-            if person is not None and not person.answered and not progress.attended:
+            if person is not None and not person.has_answered and not progress.attended:
                 raise ConfigError(NOBODY)
             shown.tell_end(trajectory)
             progress.news(_ending(trajectory))
             played.append(trajectory)
             append(path, [episode_to_json(name, trajectory, cluster=cluster_of(env.name, task))])
-            if shown.stopped or (person is not None and person.left):
+            if shown.stopped or (person is not None and person.has_quit):
                 break
         if len(played) > 1:
             rows = [
