@@ -70,9 +70,7 @@ ANSWERED = {
 class ExportConfig(Config):
     """Settings of export."""
 
-    load_dir: Path = option(
-        name="policy", help="Checkpoint of sft or rlft, or a run, for its best or newest one."
-    )
+    policy: Path = option(help="Checkpoint of sft or rlft, or a run, for its best or newest one.")
     out_dir: Path = option(
         help="Folder to write; it must not exist, unless it is an earlier export (with --force)."
     )
@@ -91,15 +89,15 @@ CONFIG = ExportConfig
 
 def run(config: ExportConfig, progress: Progress) -> Report:
     """Write the folder. Raises CheckpointError, and ConfigError if something else is in its place."""
-    checkpoint = ModelRef.parse(str(config.load_dir)).checkpoint(progress)
+    checkpoint = ModelRef.parse(str(config.policy)).checkpoint(progress)
     config = with_values(config, policy=checkpoint.path)
-    hub_options(config.load_dir)  # whether there is such a model
-    with open_run("export", config, [config.load_dir]) as current:
+    hub_options(config.policy)  # whether there is such a model
+    with open_run("export", config, [config.policy]) as current:
         if current.done:
             return current.done
         if checkpoint.facts.get(SERVICE):
             return bring_home(config, current, progress)
-        progress.news(f"export: loading {config.load_dir}")
+        progress.news(f"export: loading {config.policy}")
         from reflectkit.models.checkpoint_metadata import base_of, model_facts
         from reflectkit.models.load import export
 
@@ -109,21 +107,21 @@ def run(config: ExportConfig, progress: Progress) -> Report:
             raise ConfigError(
                 f"{target} already exists and is not an export; choose another --out-dir"
             )
-        if earlier not in (None, str(config.load_dir)) and not config.run.force:
+        if earlier not in (None, str(config.policy)) and not config.run.force:
             raise ConfigError(
                 f"{target} already exists, from {earlier}; choose another --out-dir (or use"
                 " --force)"
             )
-        with progress.bar(f"export {config.load_dir}", 1) as bar:
-            origin_facts = model_facts(config.load_dir)
-            base = base_of(config.load_dir)
+        with progress.bar(f"export {config.policy}", 1) as bar:
+            origin_facts = model_facts(config.policy)
+            base = base_of(config.policy)
             kept = ("env", "prompts", "step", "reflector", "model", "acts", "calibration")
             facts = {
                 name: origin_facts[name] for name in kept if origin_facts.get(name) is not None
             }
-            facts |= {"base": base, "exported_from": str(config.load_dir)}
+            facts |= {"base": base, "exported_from": str(config.policy)}
             player = export(
-                config.load_dir,
+                config.policy,
                 target,
                 config.dtype,
                 card(config, origin_facts, base, prompt_at_start(config, origin_facts)),
@@ -153,7 +151,7 @@ def bring_home(config: ExportConfig, current: Run, progress: Progress) -> Report
     from reflectkit.sampling.engine import ServiceSettings
     from reflectkit.sampling.service import loaded, open_service, unpack
 
-    source, target = config.load_dir, config.out_dir
+    source, target = config.policy, config.out_dir
     refuse(
         target.exists() and not config.run.force,
         f"{target} already exists; choose another --out-dir",
@@ -239,7 +237,7 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None, prompt: 
     """
     role, run_dir, target = (
         facts.get("role") or "chat",
-        config.load_dir.parent,
+        config.policy.parent,
         json.dumps(str(config.out_dir)),
     )
     origin, reflector = base or facts.get("model"), facts.get("reflector")
@@ -266,7 +264,7 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None, prompt: 
     if isinstance(origin, str) and origin.count("/") == 1 and not Path(origin).exists():
         header["base_model"] = origin
     made_from = [
-        f"- checkpoint: `{config.load_dir}`",
+        f"- checkpoint: `{config.policy}`",
         f"- base: `{origin or 'its own weights'}`{', its LoRA adapter merged' if base else ''}",
     ]
     if reflector:
@@ -338,7 +336,7 @@ def prompt_at_start(config: ExportConfig, facts: dict[str, Any]) -> str:
         from reflectkit.models.chat import Dialogue
         from reflectkit.models.checkpoint_metadata import load_tokenizer
 
-        prompt = Dialogue(load_tokenizer(config.load_dir), plain=role is not None).text(
+        prompt = Dialogue(load_tokenizer(config.policy), plain=role is not None).text(
             observation, comment
         )
     return prompt[:LONGEST_PROMPT]
@@ -346,7 +344,7 @@ def prompt_at_start(config: ExportConfig, facts: dict[str, Any]) -> str:
 
 def _first_observation(config: ExportConfig, env: str) -> Observation | None:
     """None for an environment in another process, or one that asks a chat model."""
-    recorded = _recorded(config.load_dir.parent / "config.json", "settings") | {"env": env}
+    recorded = _recorded(config.policy.parent / "config.json", "settings") | {"env": env}
     names = {leaf.name for leaf in leaves(EnvConfig, {"env": env})}
     settings = build(EnvConfig, {name: value for name, value in recorded.items() if name in names})
     if settings.kind.remote or chat_settings(settings.settings):

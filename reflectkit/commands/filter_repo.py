@@ -9,13 +9,13 @@ an archive.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
-from pydantic import model_validator
+from typing_extensions import override
 
 from reflectkit.commands import Traits
-from reflectkit.config import Config, option
+from reflectkit.config import Config, Rule, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.envs.auto_explore.filtering import (
     Filtered,
@@ -57,10 +57,10 @@ class FilterRepoConfig(Config):
         """The environment."""
         return EnvSetup(self.env, self.run.data_dir)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @override
+    def contradictions(self) -> Iterator[Rule]:
         check_explores("filter-repo", self.env)
-        return self
+        yield from ()
 
 
 CONFIG = FilterRepoConfig

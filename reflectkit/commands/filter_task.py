@@ -8,15 +8,15 @@ FILE` after a final `cat`, and merges duplicate questions with their trajectorie
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from pydantic import model_validator
+from typing_extensions import override
 
 from reflectkit.commands import Traits
-from reflectkit.config import Config, option
+from reflectkit.config import Config, Rule, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.envs import PROBLEMS
 from reflectkit.envs.auto_explore.questions import FileQuestion, normal_path, read_question, to_json
@@ -57,10 +57,10 @@ class FilterTaskConfig(Config):
         """The environment."""
         return EnvSetup(self.env, self.run.data_dir)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @override
+    def contradictions(self) -> Iterator[Rule]:
         check_explores("filter-task", self.env)
-        return self
+        yield from ()
 
 
 CONFIG = FilterTaskConfig

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import model_validator
+from typing_extensions import override
 
 from reflectkit.agents.mismatches import plain_settings
 from reflectkit.agents.player_refs import model_folders
 from reflectkit.commands import Traits
-from reflectkit.config import Config, flag, non_default, option, with_values
+from reflectkit.config import Config, Rule, flag, non_default, option, with_values
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.demonstrations import drawn_records, hindsight_lessons, replayed_lessons
 from reflectkit.data.logs import logged_lessons
@@ -38,7 +38,7 @@ from reflectkit.data.sft_rows import (
 from reflectkit.decisions.labelled import labelled, read_labelled
 from reflectkit.envs import RECORDS
 from reflectkit.envs.setup import EnvConfig, EnvSetup
-from reflectkit.errors import ConfigError, DataError, memory_explained, refuse
+from reflectkit.errors import DataError, memory_explained
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import write_json, write_jsonl
 from reflectkit.models.refs import ModelRef, resolved
@@ -157,38 +157,30 @@ class GenSFTConfig(Config):
         """The environment."""
         return EnvSetup.of(self.env, self.run)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.comments in ("teacher", "nothing")) != (self.reflector is None):
-            needs = "takes no" if self.reflector else "needs"
-            raise ConfigError(f"--comments {self.comments} {needs} --reflector")
-        if self.log is not None and (given := non_default(self, *NOT_WITH_LOG)):
-            raise ConfigError(
-                f"{flag(given[0])}: with --log no environment is played; leave it out"
-            )
-        refuse(
-            self.played and not self.questions,
-            f"--played {self.played} is for --questions; add it, or leave it out",
-        )
-        if self.played is not None and (
-            given := non_default(self, "log", "comments", "mismatch", *NOT_WITH_LOG)
-        ):
-            raise ConfigError(
-                f"{flag(given[0])}: --played makes rows of outcomes alone; leave it out"
-            )
+    @override
+    def contradictions(self) -> Iterator[Rule]:
+        # 1. Whose comments
+        takes_none = self.comments in ("teacher", "nothing")
+        needs = "takes no" if self.reflector else "needs"
+        is_wrong = takes_none != (self.reflector is None)
+        yield is_wrong, f"--comments {self.comments} {needs} --reflector"
+
+        # 2. Settings of what the rows are not made of
+        for name in non_default(self, *NOT_WITH_LOG):
+            no_env = f"{flag(name)}: with --log no environment is played; leave it out"
+            yield self.log is not None, no_env
+        no_questions = f"--played {self.played} is for --questions; add it, or leave it out"
+        yield self.played and not self.questions, no_questions
+        for name in non_default(self, "log", "comments", "mismatch", *NOT_WITH_LOG):
+            outcomes = f"{flag(name)}: --played makes rows of outcomes alone; leave it out"
+            yield self.played is not None, outcomes
         if self.questions and self.played is None:
-            refuse(
-                self.log,
-                "--questions needs a teacher's demonstrations, or --played; leave out --log",
-            )
+            teacher = "--questions needs a teacher's demonstrations, or --played; leave out --log"
+            yield self.log, teacher
             self.env.require_teacher("action")
-        if self.learns_decisions and (
-            given := non_default(self, "questions", "log", "comments", "mismatch", *NOT_WITH_LOG)
-        ):
-            raise ConfigError(
-                f"{flag(given[0])}: labelled decisions have no demonstrations; leave it out"
-            )
-        return self
+        for name in non_default(self, "questions", "log", "comments", "mismatch", *NOT_WITH_LOG):
+            labels = f"{flag(name)}: labelled decisions have no demonstrations; leave it out"
+            yield self.learns_decisions, labels
 
     @property
     def learns_decisions(self) -> bool:

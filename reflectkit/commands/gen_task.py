@@ -10,14 +10,15 @@ all). Answers are kept in `journal.jsonl`; nothing is paid twice.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import Any
 
-from pydantic import model_validator
+from typing_extensions import override
 
 from reflectkit.chat.client import client_at
 from reflectkit.chat.config import TeacherConfig, free_estimate
 from reflectkit.commands import Traits
-from reflectkit.config import Config, NoSettings, chosen_by, option
+from reflectkit.config import Config, NoSettings, Rule, chosen_by, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.problems import Record, record_to_json
 from reflectkit.data.questioning import (
@@ -31,7 +32,7 @@ from reflectkit.envs import ENVS, env_class
 from reflectkit.envs.auto_explore.questions import found_by_words, to_json
 from reflectkit.envs.problems import ProblemGenerator
 from reflectkit.envs.setup import EnvSetup, check_explores
-from reflectkit.errors import ConfigError, DataError
+from reflectkit.errors import DataError
 from reflectkit.jsonl import write_json
 from reflectkit.registry import code_files, resolve
 from reflectkit.runs.run import RunConfig, open_run, write_permission
@@ -86,17 +87,14 @@ class GenTaskConfig(Config):
         """The environment."""
         return EnvSetup(self.env, self.run.data_dir)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @override
+    def contradictions(self) -> Iterator[Rule]:
         generator = self.generator
         if generator is None:
             check_explores("gen-task", self.env)
-        elif not self.teacher.is_oracle:
-            raise ConfigError(
-                f"--teacher {self.teacher.name}: {generator.noun} are generated without a"
-                " teacher; leave out the flag"
-            )
-        return self
+            return
+        alone = f"{generator.noun} are generated without a teacher; leave out the flag"
+        yield not self.teacher.is_oracle, f"--teacher {self.teacher.name}: {alone}"
 
     @property
     def generator(self) -> type[ProblemGenerator] | None:

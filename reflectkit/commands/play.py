@@ -8,12 +8,11 @@ the reward. At a prompt, h lists the commands. Every episode is saved in `episod
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from pydantic import model_validator
 from typing_extensions import override
 
 from reflectkit.agents.human import HELP_KEYS, QUIT, Human, action_text, keys_of
@@ -28,7 +27,7 @@ from reflectkit.chat.config import (
     address_in_use,
     key_of,
 )
-from reflectkit.config import Config, flag, non_default, option
+from reflectkit.config import Config, Rule, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import episode_to_json
 from reflectkit.data.problems import Problems, read_records
@@ -42,7 +41,7 @@ from reflectkit.envs.setup import (
     check_level,
     refuse_uncounted,
 )
-from reflectkit.errors import ConfigError, refuse, unknown_name
+from reflectkit.errors import ConfigError, unknown_name
 from reflectkit.jsonl import append
 from reflectkit.models.refs import TEACHER, ModelRef, resolved
 from reflectkit.prompts import ACTION_MARKER, one_line
@@ -217,9 +216,7 @@ class PlayConfig(Config):
         "", help="Curriculum level; default: the last, or any level in a file.", essential=True
     )
     task: str = option("", help="The problem's id; default: a random one, by --seed.")
-    episodes: int = option(
-        1, name="count", help="Number of episodes to play.", ge=1, essential=True
-    )
+    count: int = option(1, help="Number of episodes to play.", ge=1, essential=True)
     auto: bool = option(
         False,
         help="Do not wait for a key between the steps of a player other than a person.",
@@ -250,20 +247,22 @@ class PlayConfig(Config):
             self, (self.player,), self.env.kind, self.setup.env_folder, self.setup.folder
         )
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @override
+    def contradictions(self) -> Iterator[Rule]:
+        # 1. Who comments
         if self.level:
             check_level(self.env.name, self.level)
-        comments = self.reflector is not None or self.teacher
-        refuse(
-            self.reflector is not None and self.teacher,
-            "--reflector and --teacher both comment; leave one out",
+        has_reflector = self.reflector is not None
+        both = "--reflector and --teacher both comment; leave one out"
+        yield has_reflector and self.teacher, both
+        of_checkpoint = "a checkpoint reads its own reflector's comment"
+        has_comments = has_reflector or self.teacher
+        yield (
+            has_comments and self.player.checkpoint is not None,
+            f"{of_checkpoint}: write --policy NAME=CHECKPOINT+REFLECTOR",
         )
-        own = (
-            "a checkpoint reads its own reflector's comment: write --policy"
-            " NAME=CHECKPOINT+REFLECTOR"
-        )
-        refuse(comments and self.player.checkpoint is not None, own)
+
+        # 2. What the environment's teacher can do, and what calls cost
         if self.policy == ORACLE:
             self.env.require_teacher("action")
         if self.teacher or self.player.reflector == TEACHER:
@@ -271,13 +270,9 @@ class PlayConfig(Config):
         refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)
         for endpoint in self.asked_endpoints:
             self.chat.check_budget(endpoint)
-        for name in () if self.asked_endpoints else non_default(self, *OF_CHAT_MODELS):
-            raise ConfigError(
-                f"{flag(name)} is for a chat model as in --policy A=MODEL+openai:MODEL;"
-                " leave it"
-                " out"
-            )
-        return self
+        for name in non_default(self, *OF_CHAT_MODELS):
+            of_models = f"{flag(name)} is for a chat model as in --policy A=MODEL+openai:MODEL"
+            yield not self.asked_endpoints, f"{of_models}; leave it out"
 
     @property
     def asked_endpoints(self) -> list[Endpoint]:
@@ -319,7 +314,7 @@ def run(config: PlayConfig, progress: Progress) -> Report:
     source, tasks = _problems(config)
     order = list(tasks)
     generator(config.run.seed, "play").shuffle(order)
-    drawn = [order[number % len(order)] for number in range(config.episodes)]
+    drawn = [order[number % len(order)] for number in range(config.count)]
     player = config.player.resolved(config.run.data_dir, progress)
     commentator = TEACHER if config.teacher else config.reflector
     commentator = resolved(commentator, config.run.data_dir, progress, reflects=True)

@@ -7,15 +7,15 @@ A run that resumed from another one's checkpoint (`--resume-from`) continues its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import model_validator
+from typing_extensions import override
 
 from reflectkit.commands import Traits
-from reflectkit.config import Config, flag, non_default, option
+from reflectkit.config import Config, Rule, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.errors import DataError, refuse
 from reflectkit.evals.plot import Curve, draw_bars, draw_curves, draw_reliability, read_curves
@@ -77,20 +77,19 @@ class PlotConfig(Config):
     )
     run: RunConfig = RunConfig()
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        one = "plot needs either --runs NAME=FOLDER (curves) or --evals FOLDER (bars)"
-        refuse(bool(self.runs) == bool(self.evals), one)
+    @override
+    def contradictions(self) -> Iterator[Rule]:
+        either = "plot needs either --runs NAME=FOLDER (curves) or --evals FOLDER (bars)"
+        yield bool(self.runs) == bool(self.evals), either
         for name in non_default(self, "against", "smooth"):
-            refuse(self.evals, f"{flag(name)} is for curves, and --evals draws bars; leave it out")
-        refuse(len(self.figure) > 1 and self.evals, "--evals takes a single --figure")
-        other = self.out is not None and (
-            self.out.suffix not in (".png", ".svg") or self.out.is_dir()
-        )
-        refuse(other, f"--out {self.out}: name a file that ends in .png or .svg")
+            of_curves = f"{flag(name)} is for curves, and --evals draws bars; leave it out"
+            yield self.evals, of_curves
+        yield len(self.figure) > 1 and self.evals, "--evals takes a single --figure"
+        if self.out is not None:
+            is_picture = self.out.suffix in (".png", ".svg") and not self.out.is_dir()
+            yield not is_picture, f"--out {self.out}: name a file that ends in .png or .svg"
         for text in self.runs:
             parse_run(text)
-        return self
 
 
 def parse_run(text: str) -> tuple[str, Path]:

@@ -13,20 +13,21 @@ import copy
 import itertools
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from pydantic import model_validator
+from typing_extensions import override
 
 from reflectkit.agents.mismatches import comments_mismatch
 from reflectkit.agents.player_refs import Player
 from reflectkit.agents.players import Players, PlayersSetup
 from reflectkit.chat.config import ChatConfig, DecisionConfig, key_of, parse_endpoint
-from reflectkit.config import Config, option
+from reflectkit.config import Config, Rule, option
 from reflectkit.console import Progress, Report
 from reflectkit.env import Agent, Context, Env
-from reflectkit.errors import ConfigError, EnvironmentFailure, ReflectkitError, refuse
+from reflectkit.errors import ConfigError, EnvironmentFailure, ReflectkitError
 from reflectkit.eventloop import LoopThread
 from reflectkit.jsonl import dumps, refuse_device
 from reflectkit.models.refs import ModelKind, ModelRef
@@ -53,16 +54,14 @@ TOKEN = "REFLECTKIT_TOKEN"
 class ServeConfig(Config):
     """Settings of serve."""
 
-    load_dir: ModelRef = option(
-        name="policy",
+    policy: ModelRef = option(
         help="Checkpoint, run or hub id of the policy; or a decision model elsewhere, decisions:MODEL"
         " or"
         " systemone:MODEL.",
         essential=True,
     )
-    reflect_load_dir: ModelRef | None = option(
+    reflector: ModelRef | None = option(
         None,
-        name="reflector",
         help="The same for the model that comments before each answer.",
         essential=True,
     )
@@ -100,32 +99,23 @@ class ServeConfig(Config):
         """A decision model is asked what a program asks, and nothing else."""
         return DecisionConfig(plain_questions=True)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @override
+    def contradictions(self) -> Iterator[Rule]:
         from reflectkit.envs.adapters.endpoint import LOOPBACK
 
-        if self.load_dir.kind is ModelKind.DECISION:
-            refuse(
-                self.reflect_load_dir,
-                f"--policy {self.load_dir} reads no comments; leave out --reflector",
-            )
-            self.chat.check_budget(
-                parse_endpoint(str(self.load_dir), self.chat.base_url, "--policy", "", decides=True)
-            )
-        chat = self.load_dir.kind is ModelKind.CHAT
-        refuse(
-            chat,
-            (
-                f"--policy {self.load_dir} is a chat model, which answers programs itself; give a"
-                " checkpoint"
-            ),
-        )
-        if self.host not in LOOPBACK and not os.environ.get(TOKEN):
-            raise ConfigError(
-                f"--host {self.host} is open to others; set {TOKEN} to a key that programs must"
-                " send"
-            )
-        return self
+        # 1. The models
+        name = str(self.policy)
+        if self.policy.kind is ModelKind.DECISION:
+            yield self.reflector, f"--policy {name} reads no comments; leave out --reflector"
+            endpoint = parse_endpoint(name, self.chat.base_url, "--policy", "", decides=True)
+            self.chat.check_budget(endpoint)
+        chat = f"--policy {name} is a chat model, which answers programs itself; give a checkpoint"
+        yield self.policy.kind is ModelKind.CHAT, chat
+
+        # 2. Who can ask
+        is_open = self.host not in LOOPBACK and not os.environ.get(TOKEN)
+        advice = f"set {TOKEN} to a key that programs must send"
+        yield is_open, f"--host {self.host} is open to others; {advice}"
 
 
 class Programs(Env):
@@ -150,11 +140,11 @@ def run(config: ServeConfig, progress: Progress) -> Report:
                 f"--record {config.record}: {error.strerror}; name another file"
             ) from None
     with TemporaryDirectory(prefix="reflectkit-serve-") as folder:
-        player = Player("policy", config.load_dir, config.reflect_load_dir)
+        player = Player("policy", config.policy, config.reflector)
         player = player.resolved(config.run.data_dir, progress)
         if warning := comments_mismatch(player):
             progress.news(f"warning: {warning}")
-        progress.news(f"serve: loading {config.load_dir}")
+        progress.news(f"serve: loading {config.policy}")
         setup = PlayersSetup(config, (player,), Programs, Path(folder))
         for part in player.api_models:
             key_of(setup.endpoint_of(part))
@@ -192,7 +182,7 @@ class PolicyServer:
         from reflectkit.envs.adapters.endpoint import LOOPBACK, application
 
         hosts = LOOPBACK if self._config.host in LOOPBACK else ("*",)
-        name, token = str(self._config.load_dir), os.environ.get(TOKEN, "")
+        name, token = str(self._config.policy), os.environ.get(TOKEN, "")
         return application(lambda session: Session(self, session), name, hosts=hosts, token=token)
 
     async def serve(self, progress: Progress) -> None:
@@ -202,7 +192,7 @@ class PolicyServer:
         config = self._config
         async with serving(self.application(), config.host, config.port) as port:
             progress.news(
-                f"serving {config.load_dir} at http://{config.host}:{port}/v1 (Ctrl-C ends)"
+                f"serving {config.policy} at http://{config.host}:{port}/v1 (Ctrl-C ends)"
             )
             await asyncio.Event().wait()
 

@@ -11,14 +11,15 @@ import contextlib
 import ipaddress
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import create_model, model_validator
+from pydantic import create_model
+from typing_extensions import override
 
-from reflectkit.config import Config, option
+from reflectkit.config import Config, Rule, option
 from reflectkit.console import Progress, Report
 from reflectkit.data.problems import Problems, read_records
 from reflectkit.env import rules_of
@@ -71,16 +72,13 @@ class ServeEnvConfig(Config):
         """The environment."""
         return EnvSetup.of(self.env, self.run, self.horizon)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @override
+    def contradictions(self) -> Iterator[Rule]:
         if self.level:
             check_level(self.env.name, self.level)
-        if not is_loopback(self.host) and not header_text(KEY):
-            raise ConfigError(
-                f"--host {self.host} lets other machines in: set {KEY} to a token that clients"
-                " must send"
-            )
-        return self
+        is_open = not is_loopback(self.host) and not header_text(KEY)
+        advice = f"set {KEY} to a token that clients must send"
+        yield is_open, f"--host {self.host} lets other machines in: {advice}"
 
 
 CONFIG = ServeEnvConfig

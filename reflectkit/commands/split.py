@@ -11,15 +11,16 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import field_validator
+from typing_extensions import override
 
 from reflectkit.commands import Traits
-from reflectkit.config import Config, option
+from reflectkit.config import Config, Rule, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.problems import (
     SHARES,
@@ -85,11 +86,10 @@ class SplitConfig(Config):
             raise ValueError(f"{ratio!r:.40}: write three whole numbers from 1, e.g. 7:2:1")
         return ratio
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.by and self.by not in self.taskset.split_by:
-            raise ConfigError(f"--by {self.by} is not for env '{self.env}'; leave it out")
-        return self
+    @override
+    def contradictions(self) -> Iterator[Rule]:
+        is_other = self.by and self.by not in self.taskset.split_by
+        yield is_other, f"--by {self.by} is not for env '{self.env}'; leave it out"
 
     @property
     def taskset(self) -> Taskset:

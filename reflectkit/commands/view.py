@@ -7,14 +7,14 @@ import json
 import webbrowser
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from pydantic import model_validator
+from typing_extensions import override
 
-from reflectkit.config import Config, option
+from reflectkit.config import Config, Rule, option
 from reflectkit.console import Bar, Progress, Report
 from reflectkit.data.episodes import Played, read_episodes
-from reflectkit.errors import DataError, refuse
+from reflectkit.errors import DataError
 from reflectkit.evals.view import Source, inspect_log, write_page
 from reflectkit.files import visible_files
 from reflectkit.jsonl import read_json, replacing
@@ -66,15 +66,13 @@ class ViewConfig(Config):
     open: bool = option(False, help="Open the page in the browser.")
     run: RunConfig = RunConfig()
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refuse(
-            self.inspect and self.open,
-            "--open opens the page, but --inspect writes none; leave one out",
-        )
-        page = self.out is None or self.inspect or self.out.suffix in (".html", ".htm")
-        refuse(not page, f"--out {self.out}: write a .html")
-        return self
+    @override
+    def contradictions(self) -> Iterator[Rule]:
+        no_page = "--open opens the page, but --inspect writes none; leave one out"
+        yield self.inspect and self.open, no_page
+        if self.out is not None and not self.inspect:
+            is_page = self.out.suffix in (".html", ".htm")
+            yield not is_page, f"--out {self.out}: write a .html"
 
 
 CONFIG = ViewConfig

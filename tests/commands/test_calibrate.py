@@ -82,7 +82,7 @@ def by_episodes(command: str, *more: str) -> Callable[[Path], tuple[float, ...]]
 def by_serve(place: Path) -> tuple[float, ...]:
     seen = make("corridor").reset(TASK, 0)
     model = ModelRef(str(place))
-    config, player = ServeConfig(load_dir=model), Player("policy", model)
+    config, player = ServeConfig(policy=model), Player("policy", model)
     with contextlib.closing(Players(PlayersSetup(config, (player,), Programs, Path()))) as players:
         server = PolicyServer(players.agent(player), config)
         question = {"type": "choice", "criteria": dict.fromkeys(seen.choices)}

@@ -49,7 +49,7 @@ def model() -> LoadedModel:
 @contextmanager
 def serving(agent: TwoPlayerAgent, **settings: Any) -> Iterator[str]:
     """The address of a server of `agent`."""
-    server = PolicyServer(agent, ServeConfig(load_dir=ModelRef("results/x/rl"), **settings))
+    server = PolicyServer(agent, ServeConfig(policy=ModelRef("results/x/rl"), **settings))
     try:
         with served(server.application()) as url:
             yield url

@@ -116,7 +116,7 @@ def test_serve_and_load_agent_read_the_comment_of_training(folder: Path, monkeyp
         act = agent.act(seen)
     assert act.comment is not None
     assert act.comment.startswith("likely: right ")
-    config = ServeConfig(load_dir=ModelRef("results/policy"))
+    config = ServeConfig(policy=ModelRef("results/policy"))
     player = Player("policy", ModelRef("results/policy"), ModelRef("results/typed")).resolved(Path("data"), _quiet())
     with contextlib.closing(Players(PlayersSetup(config, (player,), Programs, Path()))) as players:
         question = Question("choice", "", seen.choices)

@@ -216,7 +216,7 @@ def test_the_harness_asks_a_server_and_a_function_alike(tmp_path: Path, monkeypa
 
     problem, spend = package_problem("countdown", 10_002), Spend(max_requests=9, max_input_tokens=10**9)
     states = list(dict.fromkeys(problem.moves(problem.start)))
-    server = PolicyServer(agent, ServeConfig(load_dir=tmp_path / "model"))
+    server = PolicyServer(agent, ServeConfig(policy=tmp_path / "model"))
     with served(server.application()) as url, httpx.Client() as http:
         client = JevClient(api_key=None, model="jev-latest", api_base=f"{url}/v1", http=http)
         choose = jev_chooser(
