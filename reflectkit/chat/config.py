@@ -8,15 +8,14 @@ System One's.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from pydantic import model_validator
 from typing_extensions import override
 
-from reflectkit.config import Config, option
+from reflectkit.config import Config, Rule, option
 from reflectkit.console import Table
 from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.keys import check_address, header_text
@@ -297,11 +296,11 @@ class TeacherConfig(Config):
     )
     chat: ChatConfig = ChatConfig()
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @override
+    def contradictions(self) -> Iterator[Rule]:
         if not self.is_oracle:
             self.chat.check_budget(self.endpoint)
-        return self
+        yield from ()
 
     @property
     def is_oracle(self) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Self
 
-from pydantic import model_validator
 from typing_extensions import override
 
 from reflectkit.agents.player_refs import Player, parse_policy
@@ -20,10 +19,9 @@ from reflectkit.chat.config import (
     Endpoint,
     address_in_use,
 )
-from reflectkit.config import Config, flag, non_default, option
+from reflectkit.config import Config, Rule, flag, non_default, option
 from reflectkit.data.problems import Problems
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, check_level, refuse_uncounted
-from reflectkit.errors import ConfigError, refuse
 from reflectkit.models.refs import TEACHER
 from reflectkit.runs.run import RunConfig
 from reflectkit.sampling.base import Truncation
@@ -162,46 +160,41 @@ class EvaluateConfig(Config):
     def environment(self) -> dict[str, str]:
         return address_in_use(self.endpoints)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @override
+    def contradictions(self) -> Iterator[Rule]:
         refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)
 
         # 1. Tables of saved episodes
         if self.episodes:
             for name in non_default(self, *PLAYING):
-                raise ConfigError(f"--from plays nothing: leave out {flag(name)}")
+                yield True, f"--from plays nothing: leave out {flag(name)}"
             for path in self.episodes:
-                refuse(self.episodes.count(path) > 1, f"--from {path} is given twice")
-            return self
+                yield self.episodes.count(path) > 1, f"--from {path} is given twice"
+            return
 
         # 2. The players
-        refuse(not self.policy, "evaluate needs at least one --policy: NAME=CHECKPOINT, random, …")
+        yield not self.policy, "evaluate needs at least one --policy: NAME=CHECKPOINT, random, …"
         names = [player.name for player in self.players]
         reflectors = [player.reflector for player in self.players]
         for name in names:
-            refuse(names.count(name) > 1, f"--policy: the name {name!r} is given twice")
+            yield names.count(name) > 1, f"--policy: the name {name!r} is given twice"
         if self.score_oracle or ORACLE in names:
             self.env.require_teacher("action")
         if TEACHER in reflectors:
             self.env.require_teacher("comment")
         no_comments = "--swap-comments needs comments; give a --policy NAME=CHECKPOINT+REFLECTOR"
-        refuse(self.sampler.swap_comments and not any(reflectors), no_comments)
+        yield self.sampler.swap_comments and not any(reflectors), no_comments
 
         # 3. Sampling
         chat_names = " ".join(player.name for player in self.players if player.is_chat)
         for name in non_default(self, "top_p", "top_k", "min_p"):
-            refuse(
-                not self.temperature,
-                f"{flag(name)} is for sampling; add --temperature 1, or leave it out",
-            )
-            refuse(
-                chat_names,
-                f"{flag(name)} is for checkpoints, not --policy {chat_names}; leave one of them out",
-            )
+            greedy = f"{flag(name)} is for sampling; add --temperature 1, or leave it out"
+            yield not self.temperature, greedy
+            chat = f"{flag(name)} is for checkpoints, not --policy {chat_names}"
+            yield chat_names, f"{chat}; leave one of them out"
 
         # 4. Levels and chat models
         for level in self.level:
             check_level(self.env.name, level)
         for endpoint in self.endpoints:
             self.chat.check_budget(endpoint)
-        return self

@@ -10,15 +10,14 @@ import bisect
 import itertools
 import math
 from array import array
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pydantic import model_validator
+from typing_extensions import override
 
-from reflectkit.config import Config, option
-from reflectkit.errors import ConfigError
+from reflectkit.config import Config, Rule, option
 from reflectkit.seeding import uniform
 
 if TYPE_CHECKING:
@@ -289,11 +288,10 @@ class ServerSettings(Config):
     )
     server_connections: int = option(128, help="Most requests that the server is sent at once.", ge=1, identity=False)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.server_adapter_dir and self.adapter_dir is None:
-            raise ConfigError("--server-adapter-dir is the server's path of --adapter-dir; give that too")
-        return self
+    @override
+    def contradictions(self) -> Iterator[Rule]:
+        other_path = "--server-adapter-dir is the server's path of --adapter-dir; give that too"
+        yield self.server_adapter_dir and self.adapter_dir is None, other_path
 
 
 def is_server(name: str) -> bool:

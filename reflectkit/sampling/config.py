@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import model_validator
+from typing_extensions import override
 
-from reflectkit.config import Config, NoSettings, check_own_settings, chosen_by, option
+from reflectkit.config import Config, NoSettings, Rule, check_own_settings, chosen_by, option
 from reflectkit.errors import ConfigError, refuse
 from reflectkit.keys import check_address
 from reflectkit.models.checkpoint_metadata import SERVICE, model_facts
@@ -125,16 +126,15 @@ class SamplerConfig(Config):
         help="With --swap-comments, other rows to take those from, in the reflector's own words.",
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.swap_from is not None and not self.swap_comments:
-            raise ConfigError(f"--swap-from {self.swap_from} is for --swap-comments; add that, or leave it out")
+    @override
+    def contradictions(self) -> Iterator[Rule]:
+        swaps = f"--swap-from {self.swap_from} is for --swap-comments; add that, or leave it out"
+        yield self.swap_from is not None and not self.swap_comments, swaps
         backend(self.policy)
-        other = self.reflector != LOCAL and not is_server(self.reflector)
+        is_other = self.reflector != LOCAL and not is_server(self.reflector)
         server = f"write {LOCAL}, or a server such as vllm:http://localhost:8000"
-        refuse(other, f"--reflector-sampler {self.reflector}: {server}")
+        yield is_other, f"--reflector-sampler {self.reflector}: {server}"
         backend(self.reflector)
-        return self
 
     @property
     def remote(self) -> bool:

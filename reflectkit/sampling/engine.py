@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import Any
 
-from pydantic import model_validator
+from typing_extensions import override
 
-from reflectkit.config import Config, NoSettings, chosen_by, option
+from reflectkit.config import Config, NoSettings, Rule, chosen_by, option
 from reflectkit.errors import refuse
 from reflectkit.keys import check_address
 
@@ -86,11 +87,11 @@ class EngineConfig(Config):
     )
     settings: Any = chosen_by("name", settings=_settings, names=lambda: ("tinker:URL",))
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @override
+    def contradictions(self) -> Iterator[Rule]:
         if self.remote:
             service_url(self.name)
-        return self
+        yield from ()
 
     @property
     def remote(self) -> bool:

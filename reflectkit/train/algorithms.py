@@ -7,16 +7,16 @@ An algorithm of your own needs no registration: write an `Algorithm` in a module
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from pydantic import model_validator
+from typing_extensions import override
 
-from reflectkit.config import Config, NoSettings, check_own_settings, chosen_by, flag, leaves, non_default, option
-from reflectkit.errors import ConfigError, ReflectkitError, refuse
+from reflectkit.config import Config, NoSettings, Rule, check_own_settings, chosen_by, flag, leaves, non_default, option
+from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.registry import code_files, module_of, resolve
 from reflectkit.train.advantages import Estimates, Rollouts, with_baseline, with_critic, within_groups
 from reflectkit.train.losses import TrainedTokens, clipped_loss, weighted_loss
@@ -225,20 +225,22 @@ class AlgorithmConfig(Config):
         0, help="Successful episodes kept for replay, importance-weighted; the paper uses 50.", ge=0
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.mask == "none" and non_default(self, "mask_ratio"):
-            raise ConfigError("--mask-ratio is a setting of a mask; add --off-policy-mask, or leave it out")
+    @override
+    def contradictions(self) -> Iterator[Rule]:
+        no_mask = "--mask-ratio is a setting of a mask; add --off-policy-mask, or leave it out"
+        yield self.mask == "none" and non_default(self, "mask_ratio"), no_mask
         if not self.compares_groups:
-            return self
-        own = [leaf.name for leaf in leaves(type(self.settings))]
-        given = [f"{flag(name)} {getattr(self.settings, name)}" for name in non_default(self, *own) if name in own]
-        flags = " ".join([f"--algo {self.name}", *given])
-        few = f"{flags} compares episodes of one problem: --group-size must be at least 2, got {self.repeats}"
-        refuse(self.repeats < 2, few)
-        replayed = f"--replay-size: {flags} compares episodes of a group, and replayed ones are in no current group"
-        refuse(self.replay_size, f"{replayed}; leave it out")
-        return self
+            return
+        names = [leaf.name for leaf in leaves(type(self.settings))]
+        flags = f"--algo {self.name}"
+        changed = non_default(self)
+        for name in names:
+            if name in changed:
+                flags += f" {flag(name)} {getattr(self.settings, name)}"
+        few = f"{flags} compares episodes of one problem: --group-size must be at least 2"
+        yield self.repeats < 2, f"{few}, got {self.repeats}"
+        replayed = "compares episodes of a group, and replayed ones are in no current group"
+        yield self.replay_size, f"--replay-size: {flags} {replayed}; leave it out"
 
     @property
     def code_files(self) -> list[Path]:

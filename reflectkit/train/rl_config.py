@@ -476,8 +476,6 @@ class RLConfig(Config):
             )
         for name in non_default(self, *of_comments):
             yield not comments, f"{flag(name)} needs comments; add --reflector, or leave it out"
-        for name in non_default(self.lora):
-            yield not self.lora.r, f"{flag(name)} is a setting of a new adapter; add --lora-r, or leave it out"
 
         # 5. Who comments, and what is learned from it
         if chat is not None:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from reflectkit.config import Config, option
+from typing_extensions import override
+
+from reflectkit.config import Config, Rule, flag, non_default, option
 from reflectkit.errors import ConfigError
 from reflectkit.keys import masked
 
@@ -112,6 +114,11 @@ class LoraConfig(Config):
         name="lora_targets",
         help="Layers that a new LoRA adapter changes: all-linear, or names like q_proj,v_proj; default: peft's.",
     )
+
+    @override
+    def contradictions(self) -> Iterator[Rule]:
+        for name in non_default(self):
+            yield not self.r, f"{flag(name)} is a setting of a new adapter; add --lora-r, or leave it out"
 
 
 class CheckpointConfig(Config):

@@ -247,11 +247,8 @@ class SFTConfig(Config):
         # 2. The adapter
         frozen = f"--quantize {self.quantize} needs --lora-r: quantised weights cannot be trained"
         yield self.quantize != "none" and not self.lora.r, frozen
-        for name in non_default(self, "lora_dropout", "lora_targets", "lora_alpha"):
-            needs_adapter = (
-                f"{flag(name)} is a setting of a new adapter; add --lora-r, or leave it out"
-            )
-            yield not self.lora.r, needs_adapter
+        dropout = "--lora-dropout is a setting of a new adapter; add --lora-r, or leave it out"
+        yield self.lora_dropout and not self.lora.r, dropout
 
         # 3. The batch
         uneven = (
