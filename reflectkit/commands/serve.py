@@ -244,7 +244,7 @@ class PolicyServer:
         from reflectkit.decisions.bodies import invalid
         from reflectkit.envs.adapters.endpoint import RequestError
 
-        names, questions = zip(*request.asked, strict=True)
+        names, questions = zip(*request.named_questions, strict=True)
         context = Context(derive(self._config.run.seed, "decisions"), self._env)
         work = self._decider.answer(request.text, questions, context)
         try:

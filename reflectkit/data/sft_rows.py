@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from reflectkit.decisions.labelled import ROUNDED, LabelledDecision
+from reflectkit.decisions.labelled import TOLERANCE, LabelledDecision
 from reflectkit.decisions.questions import Question
 from reflectkit.decisions.replies import distribution
 from reflectkit.errors import ConfigError, DataError
@@ -230,7 +230,7 @@ def _target(path: Path, line: int, row: Mapping[str, Any], listed: int) -> tuple
 
     if not isinstance(shares, list) or len(shares) != listed or not listed:
         raise wrong(f"expected one for each of the {listed} listed actions")
-    return distribution(shares, ROUNDED, wrong)
+    return distribution(shares, TOLERANCE, wrong)
 
 
 def typed_rows(lesson: Lesson, questions: Sequence[StateQuestion]) -> list[dict[str, Any]]:

@@ -37,21 +37,23 @@ def read_body(kind: type[Body], body: bytes) -> Body:
     Raises InvalidRequestError: an object has a key twice, a field is missing or wrong, or it is no JSON. NaN, half a
     surrogate pair and a number that no float holds are none.
     """
+    # 1. JSON, which pydantic reads to 200 levels, and Python's reader checks for what that lets pass
     try:
-        value = from_json(body, allow_inf_nan=False)  # at most 200 levels deep
+        value = from_json(body, allow_inf_nan=False)
         json.loads(body, object_pairs_hook=_unique, parse_float=_finite)
     except ValueError as error:
         raise invalid(str(error), "json_invalid") from None
+
+    # 2. The request
     try:
         return kind.model_validate(value)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False, include_input=False)
-        raise InvalidRequestError(
-            [
-                {"loc": ["body", *each["loc"]], "msg": each["msg"], "type": each["type"]}
-                for each in errors[:MOST_ERRORS]
-            ]
-        ) from None
+        detail = []
+        for each in errors[:MOST_ERRORS]:
+            place = ["body", *each["loc"]]
+            detail.append({"loc": place, "msg": each["msg"], "type": each["type"]})
+        raise InvalidRequestError(detail) from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

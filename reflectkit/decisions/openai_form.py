@@ -78,10 +78,9 @@ class _FunctionCall(BaseModel):
             dumps(arguments)  # refuses 1e999
         except ValueError:
             arguments = self.arguments
-        return ToolCall(
-            one_line(self.name),
-            arguments if isinstance(arguments, dict) else {"arguments": arguments},
-        )
+        if not isinstance(arguments, dict):
+            arguments = {"arguments": arguments}
+        return ToolCall(one_line(self.name), arguments)
 
 
 class _CustomCall(BaseModel):
@@ -111,6 +110,7 @@ Item = _Said | _FunctionCall | _CustomCall | _Output
 
 def _conversation(items: Sequence[Item]) -> str:
     """The items as text, with speakers where the assistant or a tool has said something; else their contents."""
+    # 1. Messages; the output of a call names its tool by the call
     messages: list[Message] = []
     names: dict[str, str] = {}
     for item in items:
@@ -122,6 +122,8 @@ def _conversation(items: Sequence[Item]) -> str:
         else:
             names[item.call_id] = one_line(item.name)
             messages.append(written_message("", [item.call]))
+
+    # 2. Their text
     has_agent = any(message.role in ("assistant", "tool") for message in messages)
     return Observation(tuple(messages), replies=has_agent).text
 
@@ -158,9 +160,8 @@ class _Option(BaseModel):
     @property
     def words(self) -> str:
         """As the model reads it."""
-        return option_text(
-            self.value if isinstance(self.value, str) else text_of(self.value), self.description
-        )
+        name = self.value if isinstance(self.value, str) else text_of(self.value)
+        return option_text(name, self.description)
 
 
 class Choice(_Question):
@@ -181,19 +182,21 @@ class Choice(_Question):
     @property
     def question(self) -> Question:
         """As the model reads it."""
-        return Question(
-            "choice", _words(self.instructions), tuple(option.words for option in self.choices)
-        )
+        options = tuple(option.words for option in self.choices)
+        return Question("choice", _words(self.instructions), options)
 
     def reply(self, answer: Answer) -> dict[str, Any]:
         """The answer's JSON value."""
         values = [option.value for option in self.choices]
-        shares = [
-            {"value": value, "probability": share}
-            for value, share in zip(values, answer.probabilities, strict=True)
-        ]
-        chosen, confidence = values[answer.likeliest], answer.choice_confidence
-        return self._reply("choice", choice=chosen, probabilities=shares, confidence=confidence)
+        shares = []
+        for value, share in zip(values, answer.probabilities, strict=True):
+            shares.append({"value": value, "probability": share})
+        return self._reply(
+            "choice",
+            choice=values[answer.likeliest],
+            probabilities=shares,
+            confidence=answer.choice_confidence,
+        )
 
 
 class _Level(BaseModel):
@@ -215,20 +218,23 @@ class Score(_Question):
 
     def reply(self, answer: Answer) -> dict[str, Any]:
         """The answer's JSON value."""
-        shares = [
-            {"label": level.label, "value": value, "probability": share}
-            for value, (level, share) in enumerate(
-                zip(self.levels, answer.probabilities, strict=True)
-            )
-        ]
-        score, confidence = answer.mean_level, answer.score_confidence
-        return self._reply("score", score=score, probabilities=shares, confidence=confidence)
+        shares = []
+        for value, share in enumerate(answer.probabilities):
+            label = self.levels[value].label
+            shares.append({"label": label, "value": value, "probability": share})
+        return self._reply(
+            "score",
+            score=answer.mean_level,
+            probabilities=shares,
+            confidence=answer.score_confidence,
+        )
 
 
 class DecisionsRequest(BaseModel):
-    """The body of a request. state_field: the name of the field with the state."""
+    """The body of a request."""
 
     state_field: ClassVar[str] = "input"
+    """The name of the field with the state."""
     model: str
     input: str | list[Item]
     questions: list[Annotated[Predicate | Choice | Score, Field(discriminator="type")]] = Field(
@@ -237,11 +243,11 @@ class DecisionsRequest(BaseModel):
 
     @model_validator(mode="after")
     def _outputs_have_calls(self) -> DecisionsRequest:
-        called: set[str] = set()
+        call_ids: set[str] = set()
         for item in self.input if isinstance(self.input, list) else ():
             if isinstance(item, _FunctionCall | _CustomCall):
-                called.add(item.call_id)
-            elif isinstance(item, _Output) and item.call_id not in called:
+                call_ids.add(item.call_id)
+            elif isinstance(item, _Output) and item.call_id not in call_ids:
                 raise ValueError(
                     f"input: no call before it has the call_id {item.call_id!r:.60} of an output"
                 )
@@ -257,11 +263,12 @@ class DecisionsRequest(BaseModel):
         return self.input if isinstance(self.input, str) else _conversation(self.input)
 
     @property
-    def asked(self) -> list[tuple[str, Question]]:
+    def named_questions(self) -> list[tuple[str, Question]]:
         """The questions with their names; one without a name has its number."""
-        return [
-            (each.name or str(number), each.question) for number, each in enumerate(self.questions)
-        ]
+        named = []
+        for number, question in enumerate(self.questions):
+            named.append((question.name or str(number), question.question))
+        return named
 
     def response(self, answers: Sequence[Answer], usage: Usage, number: str) -> dict[str, Any]:
         """The JSON value of the answers to all questions, in their order. number: names the request in records."""
@@ -269,11 +276,11 @@ class DecisionsRequest(BaseModel):
             question.reply(answer) for question, answer in zip(self.questions, answers, strict=True)
         ]
         counts = {
-            "input_tokens": usage.read,
+            "input_tokens": usage.input_tokens,
             "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": 0},
-            "output_tokens": usage.written,
-            "output_tokens_details": {"reasoning_tokens": usage.written},
-            "total_tokens": usage.read + usage.written,
+            "output_tokens": usage.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": usage.output_tokens},
+            "total_tokens": usage.input_tokens + usage.output_tokens,
         }
         return {"id": number, "model": self.model, "answers": replies, "usage": counts}
 
@@ -284,15 +291,12 @@ def request_body(
     """The body of a request, without the model, for a choice among `options`, which are all different. more: further
     questions, which have options.
     """
-    asked = [(instructions, options), *((each.text, each.options) for each in more)]
-    questions = [
-        {
-            "type": "choice",
-            "instructions": text,
-            "choices": [{"value": option} for option in offered],
-        }
-        for text, offered in asked
-    ]
+    texts_and_options = [(instructions, options)]
+    texts_and_options += [(question.text, question.options) for question in more]
+    questions = []
+    for text, values in texts_and_options:
+        choices = [{"value": value} for value in values]
+        questions.append({"type": "choice", "instructions": text, "choices": choices})
     return {"input": state, "questions": questions}
 
 
@@ -302,13 +306,15 @@ def read_probabilities(
     """The probability of each option of each question, given the `answers` to `request_body`. Raises
     UnusableReplyError, and RefusedError where the model declined to answer.
     """
-    offered = [options, *(each.options for each in more)]
-    if not isinstance(answers, list) or len(answers) != len(offered):
+    option_lists = [options, *(question.options for question in more)]
+    if not isinstance(answers, list) or len(answers) != len(option_lists):
         raise UnusableReplyError("it does not answer the question that was asked")
-    return tuple(_shares(answer, each) for answer, each in zip(answers, offered, strict=True))
+    pairs = zip(answers, option_lists, strict=True)
+    return tuple(_shares(answer, options) for answer, options in pairs)
 
 
 def _shares(answer: object, options: Sequence[str]) -> tuple[float, ...]:
+    # 1. Its form
     if not isinstance(answer, Mapping):
         raise UnusableReplyError("it does not answer the question that was asked")
     if answer.get("type") == "refusal":
@@ -316,6 +322,8 @@ def _shares(answer: object, options: Sequence[str]) -> tuple[float, ...]:
     entries = answer.get("probabilities")
     if answer.get("type") != "choice" or not isinstance(entries, list):
         raise UnusableReplyError("it has no probabilities of the options")
+
+    # 2. Its entries, one for each option
     shares: dict[Any, Any] = {}
     for entry in entries:
         value = entry.get("value") if isinstance(entry, Mapping) else None

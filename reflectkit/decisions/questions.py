@@ -8,6 +8,7 @@ read alone, so its answer depends neither on other questions nor on its name.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -24,20 +25,20 @@ YES, NO = "yes", "no"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question.
-
-    kind: a predicate has the options yes and no. A score has the levels of a scale, the lowest first. instructions:
-    what is asked; may be empty. options: as the model reads them (K).
-    """
+    """One question."""
 
     kind: Literal["predicate", "choice", "score"]
+    """A predicate has the options yes and no. A score has the levels of a scale, the lowest first."""
     instructions: str
+    """What is asked; may be empty."""
     options: tuple[str, ...]
+    """As the model reads them (K)."""
 
     def observation(
         self, state: str, comment: str | None = None, order: Sequence[int] = ()
     ) -> Observation:
         """What the policy sees. comment: on the state. order: of the options, as their indices; default: as given."""
+        # What an env's observation shows: the state, a comment, and what to decide
         parts = [state] if state else []
         if comment is not None:
             parts.append(f"{REFLECTION_MARKER} {one_line(comment)}")
@@ -55,19 +56,21 @@ class Question:
         """
         size = len(self.options)
         pairs = 1 if self.kind == "score" else (count + 1) // 2
-        found = []
+        orders = []
         for number in range(pairs):
             shift = number * size // pairs
             forward = tuple((place + shift) % size for place in range(size))
-            found += [forward, forward[::-1]]
-        return list(dict.fromkeys(found))[:count]
+            orders += [forward, forward[::-1]]
+        # Few options have fewer orders than were asked for
+        return list(dict.fromkeys(orders))[:count]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a question is answered. probabilities: of its options, in their order (K); their sum is 1."""
+    """What a question is answered."""
 
     probabilities: tuple[float, ...]
+    """Of its options, in their order (K); their sum is 1."""
 
     @property
     def likeliest(self) -> int:
@@ -90,19 +93,19 @@ class Answer:
         """max(0, 1 - d/u): d is the mean distance from the likeliest level, u that of even shares from the middle."""
         levels = range(len(self.probabilities))
         middle = (len(levels) - 1) / 2
-        distance = math.fsum(
-            self.probabilities[level] * abs(level - self.likeliest) for level in levels
-        )
+        distances = [abs(level - self.likeliest) for level in levels]
+        distance = math.fsum(map(operator.mul, self.probabilities, distances))
         even = math.fsum(abs(level - middle) for level in levels) / len(levels)
         return max(0.0, 1 - distance / even)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens that were read, those that several questions share counted once, and tokens that were written."""
+    """What answers took."""
 
-    read: int = 0
-    written: int = 0
+    input_tokens: int = 0
+    """Those that several questions share are counted once."""
+    output_tokens: int = 0
 
 
 def averaged(rows: Sequence[Sequence[float]], orders: Sequence[Sequence[int]]) -> tuple[float, ...]:
@@ -111,11 +114,11 @@ def averaged(rows: Sequence[Sequence[float]], orders: Sequence[Sequence[int]]) -
     >>> averaged([(0.9, 0.1), (0.5, 0.5)], [(0, 1), (1, 0)])
     (0.7, 0.3)
     """
-    shares = [[0.0] * len(rows) for _ in rows[0]]
+    shares_KR = [[0.0] * len(rows) for _ in rows[0]]  # R: orders
     for number, (row, order) in enumerate(zip(rows, orders, strict=True)):
         for place, option in enumerate(order):
-            shares[option][number] = row[place]
-    return tuple(math.fsum(column) / len(rows) for column in shares)
+            shares_KR[option][number] = row[place]
+    return tuple(math.fsum(shares) / len(rows) for shares in shares_KR)
 
 
 def text_of(value: object) -> str:

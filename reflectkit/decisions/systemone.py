@@ -30,7 +30,7 @@ from reflectkit.types import StateQuestion
 
 Text = str | dict[str, Any] | list[Any]
 Name = Annotated[str, Field(min_length=1)]
-ASKED = "action"
+ACTION = "action"
 """The name of the one question that a client here asks."""
 
 
@@ -113,9 +113,10 @@ class Score(BaseModel):
 
 
 class SystemOneRequest(BaseModel):
-    """The body of a request. state_field: the name of the field with the state."""
+    """The body of a request."""
 
     state_field: ClassVar[str] = "state"
+    """The name of the field with the state."""
     model: str
     state: Text
     questions: dict[Name, Annotated[Noul | Choice | Score, Field(discriminator="type")]] = Field(
@@ -139,17 +140,16 @@ class SystemOneRequest(BaseModel):
         return text_of(self.state)
 
     @property
-    def asked(self) -> list[tuple[str, Question]]:
+    def named_questions(self) -> list[tuple[str, Question]]:
         """The questions with their names."""
         return [(name, question.question) for name, question in self.questions.items()]
 
     def response(self, answers: Sequence[Answer], usage: Usage, number: str) -> dict[str, Any]:
         """The JSON value of the answers to all questions, in their order. number: names the request in records."""
-        replies = {
-            name: question.reply(answer)
-            for (name, question), answer in zip(self.questions.items(), answers, strict=True)
-        }
-        counts = {"input_tokens": usage.read, "output_tokens": usage.written}
+        replies = {}
+        for (name, question), answer in zip(self.questions.items(), answers, strict=True):
+            replies[name] = question.reply(answer)
+        counts = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
         return {"model": self.model, "answers": replies, "usage": counts, "x_id": number}
 
 
@@ -159,18 +159,20 @@ def request_body(
     """The body of a request, without the model, for a choice among `options`, which are all different. more: further
     questions, which have options, and names of their own.
     """
-    question = {"type": "choice", "instructions": instructions, "criteria": dict.fromkeys(options)}
+    # 1. The choice; a field that is left out is no instruction, and an empty one may be
+    action = {"type": "choice", "instructions": instructions, "criteria": dict.fromkeys(options)}
     if not instructions:
-        del question["instructions"]
-    others = {
-        each.name: {
+        del action["instructions"]
+
+    # 2. The others
+    questions = {ACTION: action}
+    for question in more:
+        questions[question.name] = {
             "type": "choice",
-            "instructions": each.text,
-            "criteria": dict.fromkeys(each.options),
+            "instructions": question.text,
+            "criteria": dict.fromkeys(question.options),
         }
-        for each in more
-    }
-    return {"state": state, "questions": {ASKED: question, **others}}
+    return {"state": state, "questions": questions}
 
 
 def read_probabilities(
@@ -179,18 +181,18 @@ def read_probabilities(
     """The probability of each option of each question, given the `answers` to `request_body`. Raises
     UnusableReplyError.
     """
-    offered = {ASKED: options, **{each.name: each.options for each in more}}
-    if not isinstance(answers, Mapping) or set(answers) != set(offered):
+    options_of = {ACTION: options}
+    for question in more:
+        options_of[question.name] = question.options
+    if not isinstance(answers, Mapping) or set(answers) != set(options_of):
         raise UnusableReplyError("it does not answer the question that was asked")
-    return tuple(_shares(answers[name], each) for name, each in offered.items())
+    return tuple(_shares(answers[name], options) for name, options in options_of.items())
 
 
 def _shares(answer: object, options: Sequence[str]) -> tuple[float, ...]:
-    shares = (
-        answer.get("probabilities")
-        if isinstance(answer, Mapping) and answer.get("type") == "choice"
-        else None
-    )
+    shares = None
+    if isinstance(answer, Mapping) and answer.get("type") == "choice":
+        shares = answer.get("probabilities")
     if not isinstance(shares, Mapping):
         raise UnusableReplyError("it has no probabilities of the options")
     return checked(shares, options)

@@ -126,7 +126,7 @@ def test_an_episode_asks_what_the_harness_asks() -> None:
         "questions": {"choose": {"type": "choice", "instructions": INSTRUCTIONS, "criteria": criteria}},
     }
     request = SystemOneRequest.model_validate(body)
-    ((_, question),) = request.asked
+    ((_, question),) = request.named_questions
     assert question.observation(request.text) == seen
     assert sorted(seen.choices) == sorted({problem.render(state) for state in problem.moves(problem.start)})
 

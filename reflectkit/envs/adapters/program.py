@@ -184,7 +184,7 @@ class _Run:
         probabilities.
         """
         state, answers = request.text, []
-        for _, question in request.asked:
+        for _, question in request.named_questions:
             taken = await self._ask(question.observation(state))
             answers.append(
                 Answer(tuple(float(place == taken) for place in range(len(question.options))))
