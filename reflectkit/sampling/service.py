@@ -57,8 +57,9 @@ class ServiceAdapter(Protocol):
 
     async def backward(
         self, rows: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], slopes: Sequence[Sequence[float]]
-    ) -> None:
-        """Add the gradient of the sum of `slopes` times log-probabilities to what the next step takes.
+    ) -> list[list[float]]:
+        """Add the gradient of the sum of `slopes` times log-probabilities to what the next step takes. Returns what
+        `forward` returns.
 
         logprobs: those that `forward` returned for `rows` and the present weights. One call for each step.
         """
@@ -101,6 +102,70 @@ class ServiceAdapter(Protocol):
     async def close(self) -> None:
         """Give the adapter's place on the service back; what was saved stays."""
         ...
+
+
+class RememberingAdapter:
+    """`adapter`, which is asked for the same row once between two changes of its weights.
+
+    What was read to play need not be read again for the first gradient step of the update.
+    """
+
+    def __init__(self, adapter: ServiceAdapter) -> None:
+        self.adapter = adapter
+        self._known: dict[tuple[int, ...], list[float]] = {}
+
+    async def forward(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """See `ServiceAdapter`."""
+        keys = [tuple(row) for row in rows]
+        unknown = [key for key in dict.fromkeys(keys) if key not in self._known]
+        if unknown:
+            answer = await self.adapter.forward(unknown)
+            if len(answer) != len(unknown):
+                return answer  # which is refused by whoever asked
+            self._known |= zip(unknown, answer, strict=True)
+        return [self._known[key] for key in keys]
+
+    async def backward(
+        self, rows: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], slopes: Sequence[Sequence[float]]
+    ) -> list[list[float]]:
+        """See `ServiceAdapter`."""
+        return await self.adapter.backward(rows, logprobs, slopes)
+
+    async def clipped_backward(
+        self,
+        rows: Sequence[Sequence[int]],
+        old_logprobs: Sequence[Sequence[float]],
+        advantages: Sequence[Sequence[float]],
+        clip: tuple[float, float],
+    ) -> list[list[float]]:
+        """See `ServiceAdapter`."""
+        return await self.adapter.clipped_backward(rows, old_logprobs, advantages, clip)
+
+    async def step(self, step: Step) -> float | None:
+        """See `ServiceAdapter`."""
+        self._known.clear()
+        return await self.adapter.step(step)
+
+    async def write(self, ask: SampleRequest, limit: int) -> Drawn:
+        """See `ServiceAdapter`."""
+        return await self.adapter.write(ask, limit)
+
+    async def save(self, name: str) -> str:
+        """See `ServiceAdapter`."""
+        return await self.adapter.save(name)
+
+    async def load(self, path: str) -> None:
+        """See `ServiceAdapter`."""
+        self._known.clear()
+        await self.adapter.load(path)
+
+    async def archive(self) -> bytes:
+        """See `ServiceAdapter`."""
+        return await self.adapter.archive()
+
+    async def close(self) -> None:
+        """See `ServiceAdapter`."""
+        await self.adapter.close()
 
 
 class TrainingService(Protocol):

@@ -155,13 +155,13 @@ class TinkerAdapter:
 
     async def backward(
         self, rows: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], slopes: Sequence[Sequence[float]]
-    ) -> None:
+    ) -> list[list[float]]:
         """See `ServiceAdapter`. The loss is importance sampling from the present weights: its gradient is that of the
         sum of advantages times log-probabilities.
         """
         if not self.reduction:
             self.reduction = await self._measured_reduction()
-        await self._backward(rows, logprobs, slopes, self.reduction)
+        return await self._backward(rows, logprobs, slopes, self.reduction)
 
     async def _backward(
         self,
@@ -169,9 +169,10 @@ class TinkerAdapter:
         logprobs: Sequence[Sequence[float]],
         slopes: Sequence[Sequence[float]],
         reduction: str,
-    ) -> None:
+    ) -> list[list[float]]:
         data = self._weighted(rows, logprobs, slopes, reduction)
-        await self._wait(self.client.forward_backward(data, "importance_sampling"))
+        answer = await self._wait(self.client.forward_backward(data, "importance_sampling"))
+        return [list(output["logprobs"].data) for output in answer.loss_fn_outputs[: len(rows)]]
 
     def _weighted(
         self,

@@ -32,6 +32,7 @@ from reflectkit.runs.run import Run, checkpoints, verify
 from reflectkit.sampling.base import Opening, Sampler
 from reflectkit.sampling.config import LOCAL
 from reflectkit.sampling.service import (
+    RememberingAdapter,
     TrainingService,
     base_on_service,
     loaded,
@@ -299,7 +300,8 @@ def _service_trainer(
     )
     rank = int(record.get("rank") or config.lora.r)
     seed = config.run.seed
-    adapter = run_sync(loaded(service, base, rank, seed, record.get("state") if place is None else None))
+    state = record.get("state") if place is None else None
+    adapter = RememberingAdapter(run_sync(loaded(service, base, rank, seed, state)))
     progress.news(f"{service.url}: a LoRA adapter of rank {rank} on {base}")
     start = run_sync(loaded(service, base, rank, seed, record.get("state"))) if config.algo.kl else None
 

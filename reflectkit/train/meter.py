@@ -83,10 +83,10 @@ class MeteredAdapter:
 
     async def backward(
         self, rows: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], slopes: Sequence[Sequence[float]]
-    ) -> None:
+    ) -> list[list[float]]:
         """See `ServiceAdapter`."""
         async with self.meter.paid(trained=sum(map(len, rows))):
-            await self.adapter.backward(rows, logprobs, slopes)
+            return await self.adapter.backward(rows, logprobs, slopes)
 
     async def clipped_backward(
         self,

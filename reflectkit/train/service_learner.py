@@ -173,6 +173,7 @@ class ServiceLearner(PolicyLearner):
         loss, figures = self._loss(samples, scored, reference_N, shares, fresh)
         loss.backward()
         slopes = [[0.0] * len(leaf) if leaf.grad is None else leaf.grad.tolist() for leaf in leaves]
+        is_first = self._changes is not None
         if self._changes is not None:
             self._compare(self._changes)
             self._changes = None
@@ -185,8 +186,31 @@ class ServiceLearner(PolicyLearner):
             del figures["entropy"]  # which texts have none of here
 
         # 3. The service adds up the gradients and makes a step
-        run_sync(self.adapter.backward(rows, logprobs, slopes))
+        answer = run_sync(self.adapter.backward(rows, logprobs, slopes))
+        checks.rows(rows, answer, self.url)
+        if is_first:
+            self._compare_choices(minibatch, logprobs, answer)
         return self._stepped(figures, here)
+
+    def _compare_choices(
+        self, minibatch: Sequence[Unit], known: Sequence[Sequence[float]], answer: Sequence[Sequence[float]]
+    ) -> None:
+        """Report how far the log-probabilities of choices are from `known`, which may have been read to play. Raises
+        MismatchError.
+        """
+        differences: list[float] = []
+        lengths: list[int] = []
+        first = 0
+        for unit in minibatch:
+            place = len(unit.tokens) - 1
+            for row in range(first, first + len(unit.choices)):
+                pairs = zip(answer[row][place:], known[row][place:], strict=True)
+                tokens = [new - old for new, old in pairs]
+                differences += tokens
+                lengths.append(len(tokens))
+            first += max(1, len(unit.choices))
+        if differences:
+            self._compare([(torch.tensor(differences), lengths)])
 
     def _service_has_loss(self, samples: Sequence[Sample], minibatch: Sequence[Unit]) -> bool:
         """Whether the service's own clipped loss is that of these rows: texts of the present policy, with nothing

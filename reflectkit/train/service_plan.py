@@ -74,7 +74,10 @@ def service_plan(run: RLRun, progress: Progress) -> Report:
     # 2. Tokens of all updates
     decisions = config.max_steps * config.episodes * max(1.0, *map(fmean, steps))
     written = config.policy.max_new_tokens * texts / len(read)
-    passes = config.algo.epochs * (2 if config.algo.kl else 1)
+    passes = float(config.algo.epochs * (2 if config.algo.kl else 1))
+    if not texts:  # the choices of the first minibatch were read to play
+        an_update = decisions / config.max_steps
+        passes -= min(1.0, config.algo.minibatch / an_update)
     row = fmean(read) + written
     tokens = {
         READ: fmean(read) + passes * row,

@@ -44,10 +44,14 @@ class FakeAdapter:
 
     async def backward(
         self, rows: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], slopes: Sequence[Sequence[float]]
-    ) -> None:
+    ) -> list[list[float]]:
         self.service.calls.append(("backward", len(rows)))
+        answer = []
         for row, slope in zip(rows, slopes, strict=True):
-            (self._logprobs(row) * torch.tensor(slope)).sum().backward()
+            logprobs_T = self._logprobs(row)
+            (logprobs_T * torch.tensor(slope)).sum().backward()
+            answer.append(self.service.said(logprobs_T.tolist()))
+        return answer
 
     async def clipped_backward(
         self,

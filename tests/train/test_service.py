@@ -296,12 +296,39 @@ def test_all_episodes_are_scored_in_one_request(corridor_folder: Path, service: 
     assert rows[0] % 2 == 0
 
 
+def test_what_was_read_to_play_is_not_read_again_to_learn(
+    corridor_folder: Path, service: FakeService, tmp_path: Path
+) -> None:
+    """In the first gradient step; the second one has other weights."""
+    train(corridor_folder, tmp_path, max_steps=1, epochs=2)
+    asked = [name for name, _ in service.calls]
+    first = asked.index("backward")
+    assert asked[first : first + 4] == ["backward", "step", "forward", "backward"]
+    rows = [count for name, count in service.calls if name == "backward"]
+    assert sum(count for _, count in service.calls[:first]) == rows[0]  # each row that learns was read once
+
+
+def test_weights_that_learn_must_be_those_that_played(
+    corridor_folder: Path, service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that scores with old weights: nothing is learned."""
+    forward = FakeAdapter.forward
+
+    async def old(self: FakeAdapter, rows: Any) -> Any:
+        return [[min(0.0, -3.0 - value) for value in row] for row in await forward(self, rows)]
+
+    monkeypatch.setattr(FakeAdapter, "forward", old)
+    with pytest.raises(MismatchError, match="tinker"):
+        train(corridor_folder, tmp_path)
+    assert "step" not in dict(service.calls)
+
+
 PRICES = {"price_read": 10.0, "price_sampled": 20.0, "price_trained": 40.0}
 
 
 def test_what_is_asked_is_counted_and_paid(corridor_folder: Path, service: FakeService, tmp_path: Path) -> None:
-    """A row of the corridor's two labels has its prompt and one token. Each is read to play, once or twice to learn."""
-    settings = {**PRICES, "max_cost_usd": 1.0, "max_steps": 1}
+    """A row of the corridor's two labels has its prompt and one token. Each is read to play, and once more to learn."""
+    settings = {**PRICES, "max_cost_usd": 1.0, "max_steps": 1, "epochs": 2}
     folder = train(corridor_folder, tmp_path, **settings)
     (row,) = figures_of(folder)
     state = json.loads((checkpoints(folder)[-1] / "training_state.json").read_text())["metered"]
@@ -342,7 +369,9 @@ def test_the_plan_counts_tokens_and_asks_nothing(corridor_folder: Path, service:
     )
     figures = rlft.run(config, Quiet()).figures
     row = figures["tokens_trained"] / 2
-    assert figures["tokens_read"] == pytest.approx(row + 2 * 2 * row, abs=2)
+    assert figures["tokens_read"] == pytest.approx(
+        row + (2 * 2 - 1) * row, abs=2
+    )  # the first step needs no reading of its own
     assert figures["tokens_sampled"] == 0
     assert figures["usd"] == pytest.approx((10 * figures["tokens_read"] + 40 * figures["tokens_trained"]) / 1e6)
     assert service.calls == []
