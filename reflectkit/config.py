@@ -98,8 +98,8 @@ class Config(BaseModel):
         """Convert text to a path, lists and single texts to a tuple, and a choice's values to its own settings."""
         field = cls.model_fields[str(info.field_name)]
         if choice := _choice(field):
-            made = choice.made(info.data)
-            return value if isinstance(value, made) else made.model_validate(value)
+            settings_class = choice.made(info.data)
+            return value if isinstance(value, settings_class) else settings_class.model_validate(value)
         if get_origin(field.annotation) is tuple:
             values = [value] if isinstance(value, str | Path) else value
             return tuple(_usable(part, field) for part in values) if isinstance(values, list | tuple) else value
@@ -140,8 +140,8 @@ class Choice:
 
     def made(self, values: Mapping[str, Any]) -> type[Config]:
         """The class of the settings. values: of the attributes so far; a wrong one is missing."""
-        chosen = [values.get(name) for name in self.by]
-        return self.settings(*chosen) if all(isinstance(value, str) for value in chosen) else NoSettings
+        chosen_values = [values.get(name) for name in self.by]
+        return self.settings(*chosen_values) if all(isinstance(value, str) for value in chosen_values) else NoSettings
 
 
 def option(
@@ -257,13 +257,13 @@ def leaves(kind: type[Config], values: Mapping[str, Any] | None = None) -> list[
 
     Raises UnknownNameError for an unknown choice, and ConfigError if a choice's setting has a name that is taken.
     """
-    found: dict[str, Leaf] = {}
+    result: dict[str, Leaf] = {}
     for leaf in _leaves(kind, values or {}, None, (), None, ()):
-        if leaf.name in found:
-            owner = found[leaf.name].panel or leaf.panel
+        if leaf.name in result:
+            owner = result[leaf.name].panel or leaf.panel
             raise ConfigError(f"{owner}: its setting '{leaf.name}' is one of the command's already; rename it")
-        found[leaf.name] = leaf
-    return list(found.values())
+        result[leaf.name] = leaf
+    return list(result.values())
 
 
 def _leaves(
@@ -275,21 +275,21 @@ def _leaves(
     by: tuple[str, ...],
 ) -> Iterator[Leaf]:
     """defaults: the instance whose values are the defaults, if the parent has one."""
-    chosen: dict[str, Any] = {}
+    choices: dict[str, Any] = {}
     for attribute, field in kind.model_fields.items():
         default = field.default if defaults is None else getattr(defaults, attribute)
         place = (*path, attribute)
         if choice := _choice(field):
             names = [_name(name, kind.model_fields[name]) for name in choice.by]
-            owner = " and ".join(f"{name} '{chosen[by]}'" for by, name in zip(choice.by, names, strict=True))
-            yield from _leaves(choice.made(chosen), values, None, place, owner, tuple(names))
+            owner = " and ".join(f"{name} '{choices[by]}'" for by, name in zip(choice.by, names, strict=True))
+            yield from _leaves(choice.made(choices), values, None, place, owner, tuple(names))
         elif inner := _sub_config(field):
             yield from _leaves(
                 inner, values, default if isinstance(default, Config) else None, place, heading(inner), by
             )
         else:
             name = _name(attribute, field)
-            chosen[attribute] = values.get(name, default)
+            choices[attribute] = values.get(name, default)
             yield Leaf(name, place, field, default, panel, by)
 
 
@@ -302,12 +302,12 @@ def panels(rows: Iterable[Leaf], minor: Collection[str] = ()) -> dict[str | None
     """
     rows = sorted(rows, key=lambda leaf: (not leaf.is_argument, leaf.default is not REQUIRED))
     marks_none = not any(_extra(leaf.field, "essential") for leaf in rows if leaf.panel is None)
-    found: dict[str | None, list[Leaf]] = {None: []}
+    by_title: dict[str | None, list[Leaf]] = {None: []}
     for leaf in rows:
-        needed = leaf.default is REQUIRED or leaf.is_argument or _extra(leaf.field, "essential")
-        essential = (needed or (leaf.panel is None and marks_none)) and leaf.name not in minor
-        found.setdefault(None if essential else leaf.panel or MORE, []).append(leaf)
-    return {title: found[title] for title in sorted(found, key=lambda title: title == LAST)}
+        is_needed = leaf.default is REQUIRED or leaf.is_argument or _extra(leaf.field, "essential")
+        essential = (is_needed or (leaf.panel is None and marks_none)) and leaf.name not in minor
+        by_title.setdefault(None if essential else leaf.panel or MORE, []).append(leaf)
+    return {title: by_title[title] for title in sorted(by_title, key=lambda title: title == LAST)}
 
 
 def heading(kind: type[Config]) -> str:
@@ -317,38 +317,38 @@ def heading(kind: type[Config]) -> str:
 
 def choosers(kind: type[Config]) -> dict[str, Choice]:
     """The choices in the tree, by the flat names of the settings that make them."""
-    found: dict[str, Choice] = {}
+    result: dict[str, Choice] = {}
     for field in kind.model_fields.values():
         if choice := _choice(field):
-            found |= {_name(name, kind.model_fields[name]): choice for name in choice.by}
+            result |= {_name(name, kind.model_fields[name]): choice for name in choice.by}
         elif inner := _sub_config(field):
-            found |= choosers(inner)
-    return found
+            result |= choosers(inner)
+    return result
 
 
 def choices(kind: type[Config]) -> dict[str, list[Leaf]]:
     """The settings that each known choice brings, by owner, e.g. "env 'memory'"; none for a choice without any."""
-    brought = {
+    settings_by_owner = {
         f"{by} '{name}'": leaves(choice.settings(name))
         for by, choice in choosers(kind).items()
         for name in choice.names()
     }
-    return {owner: rows for owner, rows in brought.items() if rows}
+    return {owner: rows for owner, rows in settings_by_owner.items() if rows}
 
 
 def unknown_setting(kind: type[Config], name: str, names: Iterable[str], where: str) -> ConfigError:
     """The error for `name`, which is not among the settings `names` of `where`, with `kind` as the class of its
     settings: its new name, the choice that has it, or the nearest name.
     """
-    names, brought = list(names), choices(kind)
-    known = {*names, *(leaf.name for rows in brought.values() for leaf in rows)}
-    if meaning := foreign_names.meaning(name, known):
+    names, settings_by_owner = list(names), choices(kind)
+    all_names = {*names, *(leaf.name for rows in settings_by_owner.values() for leaf in rows)}
+    if meaning := foreign_names.meaning(name, all_names):
         return ConfigError(f"{where}: {meaning}" if where else meaning)
     if name == "reflector" and "policy" in names:
         return ConfigError("--reflector belongs to its policy here: --policy NAME=POLICY+REFLECTOR")
-    if owners := [owner for owner, rows in brought.items() if name in {leaf.name for leaf in rows}]:
-        owned = f"{flag(name)} is a setting of {' and '.join(owners)}; leave it out"
-        return ConfigError(f"{where}: {owned}" if where else owned)
+    if owners := [owner for owner, rows in settings_by_owner.items() if name in {leaf.name for leaf in rows}]:
+        advice = f"{flag(name)} is a setting of {' and '.join(owners)}; leave it out"
+        return ConfigError(f"{where}: {advice}" if where else advice)
     return unknown_name(f"setting of {where or 'this'}", name, names)
 
 
@@ -378,17 +378,17 @@ def build(kind: type[Kind], values: Mapping[str, Any], where: str = "") -> Kind:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
     # the first problem as one line with the flag, the value and what is allowed
-    found = next((leaf for leaf in rows if leaf.path == first["loc"][: len(leaf.path)]), None)
+    culprit = next((leaf for leaf in rows if leaf.path == first["loc"][: len(leaf.path)]), None)
     text, value, prefix = first["msg"].removeprefix("Value error, "), first["input"], f"{where}: " if where else ""
-    if found is None:
+    if culprit is None:
         raise ConfigError(prefix + text)
     if first["type"] == "literal_error" and isinstance(value, str):
-        raise unknown_name(found.shown, value, [str(each) for each in literals(found.hint) if each])
+        raise unknown_name(culprit.shown, value, [str(each) for each in literals(culprit.hint) if each])
     if first["type"] == "value_error":
-        raise ConfigError(f"{prefix}{found.shown} {text}")
+        raise ConfigError(f"{prefix}{culprit.shown} {text}")
     got = str(value).lower() if isinstance(value, bool) else f"{value!r:.60}"
     text = text.replace("Input should", "must").replace("a valid tuple", "a list")
-    raise ConfigError(f"{prefix}{found.shown} {text}, got {got}")
+    raise ConfigError(f"{prefix}{culprit.shown} {text}, got {got}")
 
 
 def literals(hint: Any) -> list[Any]:
@@ -400,14 +400,14 @@ def literals(hint: Any) -> list[Any]:
 
 def flat(config: Config, *, identity_only: bool = False) -> dict[str, Any]:
     """The settings by flat name."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for attribute, field in type(config).model_fields.items():
         value = getattr(config, attribute)
         if isinstance(value, Config):
-            found |= flat(value, identity_only=identity_only)
+            result |= flat(value, identity_only=identity_only)
         elif not identity_only or _extra(field, "identity", True):
-            found[_name(attribute, field)] = value
-    return found
+            result[_name(attribute, field)] = value
+    return result
 
 
 def identifying(config: Config) -> dict[str, Any]:
@@ -453,19 +453,19 @@ def with_values(config: Kind, **values: Any) -> Kind:
     return config.model_copy(update=changed)
 
 
-def check_own_settings(own: Any, whose: str) -> None:
-    """Raises ConfigError unless `own` is a `Config` of settings that can be flags.
+def check_own_settings(kind: Any, whose: str) -> None:
+    """Raises ConfigError unless `kind` is a `Config` of settings that can be flags.
 
     whose: the beginning of the message.
     """
-    if not (isinstance(own, type) and issubclass(own, Config)):
-        raise ConfigError(f"{whose}: its settings must be a subclass of reflectkit.Config, not {own!r:.80}")
+    if not (isinstance(kind, type) and issubclass(kind, Config)):
+        raise ConfigError(f"{whose}: its settings must be a subclass of reflectkit.Config, not {kind!r:.80}")
     try:
-        own.model_rebuild()
+        kind.model_rebuild()
     except NameError as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{whose}: its settings: {reason}; import it outside of `if TYPE_CHECKING`") from None
-    for name, field in own.model_fields.items():
+    for name, field in kind.model_fields.items():
         kinds = alternatives(field.annotation)
         simple = (str, int, float, bool, Path, tuple[str, ...], tuple[Path, ...])
         plain = kinds[0] in simple or get_origin(kinds[0]) is Literal

@@ -22,8 +22,8 @@ class Progress(Bar):
     """Receives bars and lines of text, and shows nothing. The command line's subclass shows them."""
 
     @contextmanager
-    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Bar]:
-        """A bar of `total` that starts at `done`; it disappears when the context ends."""
+    def bar(self, title: str, total: int, start: int = 0) -> Iterator[Bar]:
+        """A bar of `total` that starts at `start`; it disappears when the context ends."""
         yield self
 
     def news(self, text: str) -> None:

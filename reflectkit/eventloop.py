@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 Changed = TypeVar("Changed")
 
 _local = threading.local()
-_ours: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+_our_loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 """The loops that were made here; `asyncio.get_event_loop` returns none of them outside of it."""
 _inherited: list[Any] = []
 """The loops of a forked child's parent. Closing one would stop the parent's from waking, as both share its epoll."""
@@ -43,12 +43,12 @@ def run_sync(coroutine: Coroutine[Any, Any, Value]) -> Value:
             raise
 
 
-def outside_loop(function: Callable[..., Value], /, *arguments: Any, **named: Any) -> Value:
+def outside_loop(function: Callable[..., Value], /, *arguments: Any, **keywords: Any) -> Value:
     """What `function` returns, called as if no event loop ran in this thread: it may start one. What it returns may be
     awaited in the running loop.
     """
     with _loop_set_aside():
-        return function(*arguments, **named)
+        return function(*arguments, **keywords)
 
 
 @contextlib.contextmanager
@@ -62,7 +62,7 @@ def _loop_set_aside() -> Iterator[None]:
     if loop is None:
         yield
         return
-    task, somebody_elses = asyncio.current_task(loop), loop not in _ours
+    task, somebody_elses = asyncio.current_task(loop), loop not in _our_loops
     if task is not None:
         asyncio._leave_task(loop, task)
     asyncio._set_running_loop(None)
@@ -124,9 +124,9 @@ async def in_thread(work: Callable[..., Value], *arguments: Any) -> Value:
         try:
             future.set_result(work(*arguments))
         except StopIteration as error:  # which a future cannot hold; a coroutine turns it into the same
-            stopped = RuntimeError("coroutine raised StopIteration")
-            stopped.__cause__ = error
-            future.set_exception(stopped)
+            explanation = RuntimeError("coroutine raised StopIteration")
+            explanation.__cause__ = error
+            future.set_exception(explanation)
         except BaseException as error:
             future.set_exception(error)
 
@@ -163,7 +163,7 @@ def _leave_inherited() -> None:
 
 def _new_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
-    _ours.add(loop)
+    _our_loops.add(loop)
     return loop
 
 

@@ -56,8 +56,8 @@ def similar(path: Path) -> str:
             with contextlib.suppress(OSError):
                 names = [entry.name for entry in os.scandir(folder)]
             closest = difflib.get_close_matches(wrong.name, names, n=1)
-            found = folder / Path(*closest) / path.relative_to(wrong)
-            return f"did you mean {found if found.exists() else folder / closest[0]}?" if closest else ""
+            place = folder / Path(*closest) / path.relative_to(wrong)
+            return f"did you mean {place if place.exists() else folder / closest[0]}?" if closest else ""
     return ""
 
 

@@ -263,8 +263,8 @@ def rewrite(path: Path, rows: Iterable[Row]) -> None:
 
 def rows_until(path: Path, step: int, fields: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
     """(rows, damaged): the rows up to `step` that have these `fields`, see `salvaged`; how many lines have not."""
-    found = list(salvaged(path, {"step": int, **fields}))
-    return [row for row in found if row is not None and row["step"] <= step], found.count(None)
+    rows_by_line = list(salvaged(path, {"step": int, **fields}))
+    return [row for row in rows_by_line if row is not None and row["step"] <= step], rows_by_line.count(None)
 
 
 def json_line(row: Row) -> bytes:

@@ -72,15 +72,15 @@ def masked(text: str) -> str:
 def _without_part(text: str, key: str, start: int) -> str:
     """`text` with every part of `key` replaced that has the `PART` characters from `start` on."""
     pieces, end = [], 0
-    while (found := text.find(key[start : start + PART], end)) >= 0:
+    while (place := text.find(key[start : start + PART], end)) >= 0:
         before = after = 0
-        while before < min(start, found - end) and text[found - before - 1] == key[start - before - 1]:
+        while before < min(start, place - end) and text[place - before - 1] == key[start - before - 1]:
             before += 1
-        rest, following = key[start + PART :], text[found + PART : found + len(key)]
+        rest, following = key[start + PART :], text[place + PART : place + len(key)]
         while after < min(len(rest), len(following)) and rest[after] == following[after]:
             after += 1
-        pieces += [text[end : found - before], MARK]
-        end = found + PART + after
+        pieces += [text[end : place - before], MARK]
+        end = place + PART + after
     return "".join([*pieces, text[end:]])
 
 
@@ -104,13 +104,13 @@ def hide_environment() -> None:
         os.environ[name] = value  # a copy elsewhere
 
 
-SHOWN = 300
+MOST_CHARACTERS = 300
 """Characters of a message of a server that are shown."""
 
 
 def redacted(text: str) -> str:
     """The beginning of `text` on one line, without keys."""
-    return " ".join(masked(text).split())[:SHOWN]
+    return " ".join(masked(text).split())[:MOST_CHARACTERS]
 
 
 PLAIN = {"Accept-Encoding": "identity"}

@@ -28,7 +28,7 @@ RESERVED = ("data", "results", DEFAULTS, RECORD)
 """What cannot name a step."""
 MARK = "@"
 """Between the names of a step and of the ablation that copies it."""
-TAKEN = ("config", "help", "context", "traceback")
+OTHER_FLAGS = ("config", "help", "context", "traceback")
 """Names of arguments of `run` that are no settings."""
 PARAMETER_TYPES = (str, int, float, bool, Path, tuple[str, ...])
 
@@ -111,14 +111,16 @@ class Recipe(_Part):
         for name, parameter in self.parameters.items():
             hint, default = self._set_by(name)
             is_list = get_origin(hint) is tuple
-            shown = ", ".join(default) if isinstance(default, list | tuple) else default
-            text = parameter.help.rstrip(".") + (f". Default: {shown}." if shown not in (None, "") else ".")
+            value = ", ".join(default) if isinstance(default, list | tuple) else default
+            text = parameter.help.rstrip(".") + "."
+            if value not in (None, ""):
+                text += f" Default: {value}."
             fields[name] = (hint if is_list else hint | None, option(() if is_list else None, help=text))
         return create_model("Parameters", __base__=Config, **fields)
 
     def _set_by(self, name: str) -> tuple[Any, Any]:
         """(type without None, value in the recipe) of what parameter `name` sets. Raises ConfigError."""
-        found: list[tuple[Any, Any]] = []
+        places: list[tuple[Any, Any]] = []
         owners = {DEFAULTS, *(step[key] for step in self.steps for key in ("name", "stage"))}
         for owner, setting in self.parameters[name].targets:
             if owner not in owners:
@@ -132,12 +134,12 @@ class Recipe(_Part):
                     if setting in rows:
                         default = None if rows[setting].default is REQUIRED else as_plain(rows[setting].default)
                         hint = alternatives(rows[setting].hint)[0]
-                        found.append((str if get_origin(hint) is Literal else hint, values.get(setting, default)))
+                        places.append((str if get_origin(hint) is Literal else hint, values.get(setting, default)))
                     elif owner != DEFAULTS:
                         raise unknown_name(f"setting of '{owner}' in parameter '{name}'", setting, rows)
-        if len({str(hint) for hint, _ in found}) > 1 or found[0][0] not in PARAMETER_TYPES:
+        if len({str(hint) for hint, _ in places}) > 1 or places[0][0] not in PARAMETER_TYPES:
             raise ConfigError(f"parameter '{name}' sets values of different types; expected one plain type")
-        return found[0]
+        return places[0]
 
 
 def leaves_of(stage: str, values: Mapping[str, Any]) -> dict[str, Leaf]:
@@ -190,7 +192,7 @@ def _parsed(text: str, path: Path) -> Recipe:
                 raise DataError(path, "expected text", field=f"steps.{index}.{key}")
         name, stage = step["name"], step["stage"]
         if stage == "run" or not (stage in STAGES or is_own(stage)):
-            raise unknown_name(f"stage in recipe {path}", stage, [known for known in STAGES if known != "run"])
+            raise unknown_name(f"stage in recipe {path}", stage, [name for name in STAGES if name != "run"])
         if not NAME.fullmatch(name) or name in RESERVED or name in stages:
             rule = f"use lower-case letters, each name once, and none of {', '.join(RESERVED)}"
             raise DataError(path, f"{name!r} can't name a step; {rule}", field=f"steps.{index}.name")
@@ -208,7 +210,7 @@ def _parsed(text: str, path: Path) -> Recipe:
         if fixed := [step for step in ablation.steps if not traits(stages[step]).makes_arm]:
             raise DataError(path, f"an ablation changes steps that train, not '{fixed[0]}'", field=f"ablations.{name}")
     for name in recipe.parameters:
-        if not (name.isidentifier() and name.islower()) or keyword.iskeyword(name) or name in TAKEN:
+        if not (name.isidentifier() and name.islower()) or keyword.iskeyword(name) or name in OTHER_FLAGS:
             raise DataError(path, f"{name!r} can't name a parameter; choose another", field=f"parameters.{name}")
     try:
         _ = recipe.parameter_class
@@ -245,17 +247,17 @@ def copies(steps: Sequence[Step], name: str, ablation: Ablation) -> dict[str, st
     """The name of the copy of each step that ablation `name` copies."""
     read = {step["name"]: references(step | ablation.steps.get(step["name"], {})) for step in steps}
     changed: set[str] = set()
-    needed = set(ablation.steps)
+    names = set(ablation.steps)
     for step in steps:
         about = traits(step["stage"])
         if step["name"] in ablation.steps or (about.makes_arm and read[step["name"]] & changed):
             changed.add(step["name"])
         for key in about.arms:
-            needed |= references([entry for entry in step.get(key, ()) if _is_of(entry, ablation)])
+            names |= references([entry for entry in step.get(key, ()) if _is_of(entry, ablation)])
     for step in reversed(steps):
-        if step["name"] in needed & changed:
-            needed |= read[step["name"]]
-    return {step: f"{step}{MARK}{name}" for step in read if step in needed & changed}
+        if step["name"] in names & changed:
+            names |= read[step["name"]]
+    return {step: f"{step}{MARK}{name}" for step in read if step in names & changed}
 
 
 def with_arms(entries: Sequence[str], ablations: Mapping[str, Ablation], steps: Sequence[Step]) -> list[str]:
@@ -282,10 +284,10 @@ def follow(value: Any, new: Mapping[str, str]) -> Any:
     return [follow(part, new) for part in value] if isinstance(value, list | tuple) else value
 
 
-def parameter_changes(recipe: Recipe, given: Config) -> list[Change]:
-    """What the parameters in `given` change. Lists are split at commas."""
+def parameter_changes(recipe: Recipe, parameters: Config) -> list[Change]:
+    """What these parameters of a command change. Lists are split at commas."""
     changes: list[Change] = []
-    for name, value in flat(given).items():
+    for name, value in flat(parameters).items():
         if isinstance(value, tuple):
             value = [part.strip() for text in value for part in text.split(",") if part.strip()]
         if value not in (None, []):
@@ -303,5 +305,5 @@ def folder_label(value: Path | None, default: str) -> str:
     if value is None or Path(value) == Path(default):
         return ""
     whole = Path(value).resolve()
-    own = re.sub(r"[^A-Za-z0-9_-]+", "-", whole.name).strip("-")[:40] or "folder"
-    return f"{own}-{hashlib.sha256(str(whole).encode('utf-8', 'surrogateescape')).hexdigest()[:6]}"
+    label = re.sub(r"[^A-Za-z0-9_-]+", "-", whole.name).strip("-")[:40] or "folder"
+    return f"{label}-{hashlib.sha256(str(whole).encode('utf-8', 'surrogateescape')).hexdigest()[:6]}"

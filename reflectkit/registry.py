@@ -36,25 +36,25 @@ def resolve(
         module_name, _, attribute = target.partition(":") if isinstance(target, str) else ("", "", "")
         return getattr(importlib.import_module(module_name), attribute) if module_name else target
     if ":" not in name and not name.endswith(".py"):
-        offered = plugins(group)
-        if name in offered:
-            point: Any = offered[name]
+        entry_points = plugins(group)
+        if name in entry_points:
+            point: Any = entry_points[name]
             return _imported(kind, name, point.load, point)
         module_name, _, attribute = name.rpartition(".")
-        own = f"{module_name}:{attribute}" if module_name and attribute.isidentifier() else "file.py:NAME"
-        raise unknown_name(kind, name, [*table, *offered], hint=f"(your own: {own})")
+        form = f"{module_name}:{attribute}" if module_name and attribute.isidentifier() else "file.py:NAME"
+        raise unknown_name(kind, name, [*table, *entry_points], hint=f"(your own: {form})")
     module_name = module_of(name)
     attribute = name[len(module_name) + 1 :]
     module = _imported(kind, name, lambda: _module_at(module_name))
     if name == module_name:
         values = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
-        found = list(dict.fromkeys(value for value in values if isinstance(value, type) and fits(value)))
-        if len(found) == 1:
-            return found[0]
-        if not found:
+        candidates = list(dict.fromkeys(value for value in values if isinstance(value, type) and fits(value)))
+        if len(candidates) == 1:
+            return candidates[0]
+        if not candidates:
             raise UnknownNameError(f"{name} is a file; name the {kind} that it defines, {name}:NAME")
-        listed = ", ".join(value.__name__ for value in found)
-        raise UnknownNameError(f"{name} defines several ({listed}); write {name}:{found[0].__name__}, or another")
+        listed = ", ".join(value.__name__ for value in candidates)
+        raise UnknownNameError(f"{name} defines several ({listed}); write {name}:{candidates[0].__name__}, or another")
     if not hasattr(module, attribute):
         closest = difflib.get_close_matches(attribute, [key for key in vars(module) if key[0] != "_"], n=1, cutoff=0.5)
         advice = f"did you mean '{module_name}:{closest[0]}'?" if closest else "write a name that it defines"
@@ -152,13 +152,13 @@ def imported_files(starts: Iterable[tuple[str, Path]], roots: Sequence[Path] = (
     from the folder of the outermost package of each, and from the folders `roots`.
     """
     pending = list(starts)
-    found: set[Path] = set()
+    files: set[Path] = set()
     while pending:
         name, path = pending.pop()
-        if path not in found and path.is_file() and is_user_code(str(path)):
-            found.add(path)
+        if path not in files and path.is_file() and is_user_code(str(path)):
+            files.add(path)
             pending += modules_in([_root(name, path), *roots], _imports_of(name, path))
-    return [from_here(path) for path in sorted(found)]
+    return [from_here(path) for path in sorted(files)]
 
 
 def from_here(path: Path) -> Path:
@@ -216,9 +216,9 @@ def plugins(group: str) -> dict[str, metadata.EntryPoint]:
     """The entry points of `group` by name, as installed packages declare them; nothing is imported. Of two with one
     name it is the first on Python's path. A package whose list is damaged offers nothing.
     """
-    offered: dict[str, metadata.EntryPoint] = {}
+    entry_points: dict[str, metadata.EntryPoint] = {}
     for package in metadata.distributions() if group else ():
         with contextlib.suppress(Exception):  # not UTF-8, or not in the format
             for point in package.entry_points.select(group=group):
-                offered.setdefault(point.name, point)
-    return offered
+                entry_points.setdefault(point.name, point)
+    return entry_points

@@ -131,8 +131,10 @@ class CallForm:
     def text(self, calls: Sequence[ToolCall]) -> str:
         """`calls` as a model writes them; "" without any."""
         before, behind = self.around
-        written = [self.write(call.name, call.arguments, number) for number, call in enumerate(calls)]
-        return before + self.between.join(written) + behind if calls else ""
+        texts = []
+        for number, call in enumerate(calls):
+            texts.append(self.write(call.name, call.arguments, number))
+        return before + self.between.join(texts) + behind if calls else ""
 
     def words(self, text: str) -> str:
         """What is said in `text`, which is without a thought: neither a call nor a header."""
@@ -232,8 +234,8 @@ def _calls_in_words(text: str, names: Container[str]) -> bool:
 
 def _attempt(words: str, names: tuple[str, ...], *, alone: bool) -> str:
     """The part of `words` that looks like a call in another form, or ""; alone: there is no call besides."""
-    found = (_call_signs(names) if alone else CALL_OPENERS).search(words)
-    return words[found.start() :].strip() if found else ""
+    match = (_call_signs(names) if alone else CALL_OPENERS).search(words)
+    return words[match.start() :].strip() if match else ""
 
 
 def words_before_any_call(text: str, names: Sequence[str]) -> str:
@@ -242,22 +244,22 @@ def words_before_any_call(text: str, names: Sequence[str]) -> str:
     >>> words_before_any_call('I look.\\n<tool_call>\\n{"name": "look", "arguments": {}}\\n</tool_call>', ["look"])
     'I look.'
     """
-    found = _call_signs(tuple(names)).search(text)
-    return re.sub(r"(?:```\w*)?[\s{\[]*$", "", text[: found.start()]) if found else text
+    match = _call_signs(tuple(names)).search(text)
+    return re.sub(r"(?:```\w*)?[\s{\[]*$", "", text[: match.start()]) if match else text
 
 
 @lru_cache(maxsize=256)
 def _call_signs(names: tuple[str, ...]) -> re.Pattern[str]:
     """Matches where a text looks like a call, perhaps of one of the tools `names`: in JSON, Python, a tag, or plain."""
-    named = "|".join(map(re.escape, names))
+    alternatives = "|".join(map(re.escape, names))
     of_tool = (
         rf"[\"'](?:name|function|function_name|tool|tool_name|recipient_name|action)[\"']\s*:"
-        rf"\s*[\"'](?:functions\.)?(?:{named})[\"']"
-        rf"|\{{\s*[\"'](?:{named})[\"']\s*:\s*\{{"
-        rf"|^[ \t]*\[?(?:\w+ ?= ?)?(?:await )?(?:print\()?(?:call:|\w+\.)?(?:{named})(?:\(| ?\{{)"
-        rf"|\A\s*`(?:{named})\([^`\n]*\)`\s*\Z"
-        rf"|\bto=(?:{named})\b|^Action:[ \t]*(?:{named})\b|</?(?:{named})>"
-        rf"|<\w*(?:tool|function|action|call|name)\w*>\s*(?:{named})(?:\(|\s*</)"
+        rf"\s*[\"'](?:functions\.)?(?:{alternatives})[\"']"
+        rf"|\{{\s*[\"'](?:{alternatives})[\"']\s*:\s*\{{"
+        rf"|^[ \t]*\[?(?:\w+ ?= ?)?(?:await )?(?:print\()?(?:call:|\w+\.)?(?:{alternatives})(?:\(| ?\{{)"
+        rf"|\A\s*`(?:{alternatives})\([^`\n]*\)`\s*\Z"
+        rf"|\bto=(?:{alternatives})\b|^Action:[ \t]*(?:{alternatives})\b|</?(?:{alternatives})>"
+        rf"|<\w*(?:tool|function|action|call|name)\w*>\s*(?:{alternatives})(?:\(|\s*</)"
     )
     return re.compile(f"{CALL_OPENERS.pattern}|{CALL_SIGNS}|{of_tool}", re.MULTILINE)
 
@@ -329,10 +331,10 @@ _Piece = _Call | _Wrong | str
 
 def after_thought(text: str, form: Form = PLAIN) -> str:
     """`text` after the reasoning at its start, whose opening tag may be part of the prompt."""
-    opened, closed = thought_marks(form)
-    thought, end, rest = text.partition(closed)
-    prompted = opened == THOUGHT[0] and (isinstance(form, CallForm) or "{" not in thought)
-    return rest if end and (prompted or thought.lstrip().startswith(opened)) else text
+    opening, closing = thought_marks(form)
+    thought, end, rest = text.partition(closing)
+    prompted = opening == THOUGHT[0] and (isinstance(form, CallForm) or "{" not in thought)
+    return rest if end and (prompted or thought.lstrip().startswith(opening)) else text
 
 
 def thought_marks(form: Form) -> tuple[str, str]:
@@ -368,15 +370,15 @@ def _hermes(text: str) -> Iterator[_Piece]:
             piece = _named(value)
         except _Wrong as wrong:
             piece = wrong
-        closed, opened = text.find(CLOSED, end), text.find(OPENED, end)
-        if closed < 0 or 0 <= opened < closed:
+        closing, opening = text.find(CLOSED, end), text.find(OPENED, end)
+        if closing < 0 or 0 <= opening < closing:
             also = f", and {piece}" if isinstance(piece, _Wrong) else ""
             piece = _Wrong(f"unclosed {OPENED}: write {CLOSED} after the JSON{also}")
-            position = opened if opened >= 0 else len(text)
+            position = opening if opening >= 0 else len(text)
         else:
-            if closed > end and not isinstance(piece, _Wrong):
-                piece = _Wrong(f"{_quote(text[end:closed])} comes between the JSON and {CLOSED}")
-            position = closed + len(CLOSED)
+            if closing > end and not isinstance(piece, _Wrong):
+                piece = _Wrong(f"{_quote(text[end:closing])} comes between the JSON and {CLOSED}")
+            position = closing + len(CLOSED)
         yield piece
     yield text[position:]
 
@@ -606,8 +608,8 @@ def _problem(error: Any) -> str:
     properties = error.schema.get("properties", {}) if isinstance(error.schema, dict) else {}
     if error.validator == "required":
         missing = [name for name in error.validator_value if name not in error.instance]
-        named = [f"{_quote('.'.join([*path, name]))} ({_type_text(properties.get(name))})" for name in missing]
-        return f"missing argument {', '.join(named)}"
+        parameters = [f"{_quote('.'.join([*path, name]))} ({_type_text(properties.get(name))})" for name in missing]
+        return f"missing argument {', '.join(parameters)}"
     closed = error.validator == "additionalProperties" and error.validator_value is False
     if closed and "patternProperties" not in error.schema:
         extra = [_quote(".".join([*path, name])) for name in error.instance if name not in properties]

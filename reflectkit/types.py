@@ -321,9 +321,9 @@ def reports_success(outcomes: Iterable[tuple[str, bool | None]]) -> bool:
 
     One that was cut off may have said nothing yet: it counts as a failure if those that ended by themselves say.
     """
-    counted = [(status, success) for status, success in outcomes if status != Status.ABORTED]
-    ended = [success for status, success in counted if status == Status.COMPLETED]
-    return None not in (ended or [success for _, success in counted])
+    valid = [(status, success) for status, success in outcomes if status != Status.ABORTED]
+    complete = [success for status, success in valid if status == Status.COMPLETED]
+    return None not in (complete or [success for _, success in valid])
 
 
 @dataclass(frozen=True, slots=True)

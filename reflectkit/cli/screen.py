@@ -112,10 +112,10 @@ class RichProgress(Progress):
         self.bars.stop()
 
     @contextlib.contextmanager
-    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Bar]:
+    def bar(self, title: str, total: int, start: int = 0) -> Iterator[Bar]:
         """A progress bar, replaced by one line of text at the end."""
-        task = self.bars.add_task(escape(visible(title)), total=total, completed=done, figures="")
-        bar = _RichBar(self, task, title, total, done)
+        task = self.bars.add_task(escape(visible(title)), total=total, completed=start, figures="")
+        bar = _RichBar(self, task, title, total, start)
         try:
             yield bar
         finally:
@@ -149,10 +149,10 @@ class RichProgress(Progress):
 
 class _RichBar(Bar):
     def __init__(
-        self, progress: RichProgress, task: bars.TaskID, title: str, total: int, done: int
+        self, progress: RichProgress, task: bars.TaskID, title: str, total: int, start: int
     ) -> None:
         self.progress, self.task, self.title, self.total = progress, task, title, total
-        self.step, self.figures, self.last_line_s = done, "", time.monotonic()
+        self.step, self.figures, self.last_line_s = start, "", time.monotonic()
 
     def advance(self, amount: int = 1, **figures: float) -> None:
         self.step += amount

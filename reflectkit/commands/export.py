@@ -115,9 +115,9 @@ def run(config: ExportConfig, progress: Progress) -> Report:
         with progress.bar(f"export {config.policy}", 1) as bar:
             origin_facts = model_facts(config.policy)
             base = base_of(config.policy)
-            kept = ("env", "prompts", "step", "reflector", "model", "acts", "calibration")
+            names = ("env", "prompts", "step", "reflector", "model", "acts", "calibration")
             facts = {
-                name: origin_facts[name] for name in kept if origin_facts.get(name) is not None
+                name: origin_facts[name] for name in names if origin_facts.get(name) is not None
             }
             facts |= {"base": base, "exported_from": str(config.policy)}
             player = export(
@@ -270,16 +270,16 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None, prompt: 
     if reflector:
         made_from.append(f"- comments by: `{reflector}`")
     recorded = _recorded(run_dir / "report.json", "figures")
-    shown = {name: each for name, each in recorded.items() if not isinstance(each, dict)}
+    metrics = {name: each for name, each in recorded.items() if not isinstance(each, dict)}
     held_out = recorded.get("held_out")
-    for when, found in held_out.items() if isinstance(held_out, dict) else ():
-        for name in ("success", "return") if when != "random" and isinstance(found, dict) else ():
-            shown |= (
-                {f"{name} {when} training, most likely actions": found[name]}
-                if name in found
+    for when, numbers in held_out.items() if isinstance(held_out, dict) else ():
+        for name in ("success", "return") if when != "random" and isinstance(numbers, dict) else ():
+            metrics |= (
+                {f"{name} {when} training, most likely actions": numbers[name]}
+                if name in numbers
                 else {}
             )
-    figures = figures_table("", "value", shown).rows
+    figures = figures_table("", "value", metrics).rows
     players = target
     if role == "reflection":
         players = f'"PATH/OF/ITS/POLICY", reflector={target}'

@@ -100,21 +100,21 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
                         filter_repository(path, target / name, int(config.max_file_mb * 2**20))
                     )
                 bar.advance()
-        kept = [result for result in results if not result.why_not]
+        copies_made = [result for result in results if not result.why_not]
         left_out = {result.name: result.why_not for result in results if result.why_not}
         for name, why_not in left_out.items():
             progress.news(f"{name}: left out, {why_not}")
-        if not kept:
+        if not copies_made:
             name, why_not = next(iter(left_out.items()))
             raise DataError(config.repo_dir, f"no repositories are left; e.g. {name}: {why_not}")
-        names = {result.name for result in kept}
+        names = {result.name for result in copies_made}
         earlier = sorted(str(path) for path in target.glob("[!.]*/") if path.name not in names)
         if earlier:
-            told = (
+            earlier_names = (
                 f"from an earlier run, and questions will be asked about it: {', '.join(earlier)}"
             )
-            progress.news(f"{told}; delete what is not wanted")
-        for result in kept:
+            progress.news(f"{earlier_names}; delete what is not wanted")
+        for result in copies_made:
             if result.code_drop and not result.code_files:
                 progress.news(
                     f"warning: {result.name}: none of its code was kept, e.g. not"
@@ -132,21 +132,21 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
             for result in results
         ]
         heads = ("repository", "kept", "dropped", "KiB", "share of text", "not kept because")
-        dropped = sum((result.counts_by_reason for result in results), Counter[str]())
+        reasons_count = sum((result.counts_by_reason for result in results), Counter[str]())
         first = {
             reason: path for result in reversed(results) for reason, path in result.examples.items()
         }
         reasons = tuple(
-            (reason, str(count), first[reason]) for reason, count in dropped.most_common()
+            (reason, str(count), first[reason]) for reason, count in reasons_count.most_common()
         )
         current.tables += [
             Table(f"Repositories in {target}", heads, tuple(rows)),
             Table("Dropped", ("reason", "files or folders", "e.g."), reasons),
         ]
         figures = {
-            "repositories": len(kept),
-            "kept": sum(result.files for result in kept),
-            "dropped": dict(sorted(dropped.items())),
+            "repositories": len(copies_made),
+            "kept": sum(result.files for result in copies_made),
+            "dropped": dict(sorted(reasons_count.items())),
             "left_out": left_out,
             "by_repository": {
                 result.name: {
@@ -157,7 +157,7 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
                     "dropped": dict(sorted(result.counts_by_reason.items())),
                     "first": dict(sorted(result.examples.items())),
                 }
-                for result in kept
+                for result in copies_made
             },
         }
-        return current.finish(figures, [target / result.name for result in kept])
+        return current.finish(figures, [target / result.name for result in copies_made])

@@ -79,8 +79,8 @@ def run(config: FilterTaskConfig, progress: Progress) -> Report:
     with open_run("filter-task", config, files) as current:
         if current.done:
             return current.done
-        dropped: Counter[str] = Counter()
-        kept: dict[str, tuple[FileQuestion, list[Any]]] = {}
+        counts: Counter[str] = Counter()
+        questions: dict[str, tuple[FileQuestion, list[Any]]] = {}
         with progress.bar("Filtering questions", len(files)) as bar:
             for path in files:
                 for number, value in enumerate(read_json_list(path)):
@@ -90,37 +90,37 @@ def run(config: FilterTaskConfig, progress: Progress) -> Report:
                         value |= {name: NULL[name] for name in NULL if value.get(name, "") is None}
                     question = _clean(read_question(value, where), repos, config.setup.kind.levels)
                     if isinstance(question, str):
-                        dropped[question] += 1
+                        counts[question] += 1
                         continue
-                    if question.id in kept:
-                        dropped["there twice"] += 1
-                    trajectories = kept.setdefault(question.id, (question, []))[1]
+                    if question.id in questions:
+                        counts["there twice"] += 1
+                    trajectories = questions.setdefault(question.id, (question, []))[1]
                     _merge(trajectories, value.get("trajectories") or [], where)
                 bar.advance()
-        if not kept:
+        if not questions:
             raise DataError(
                 source,
                 (
-                    f"no questions are left: {dict(dropped)}; were the repositories filtered"
+                    f"no questions are left: {dict(counts)}; were the repositories filtered"
                     f" into {repos}?"
                 ),
             )
         target = config.setup.folder / PROBLEMS
         records = [
             to_json(question) | ({"trajectories": trajectories} if trajectories else {})
-            for question, trajectories in kept.values()
+            for question, trajectories in questions.values()
         ]
         write_json(target, records)
-        levels = sorted(Counter(question.n_level for question, _ in kept.values()).items())
+        levels = sorted(Counter(question.n_level for question, _ in questions.values()).items())
         rows = [
-            ("kept", str(len(kept))),
+            ("kept", str(len(questions))),
             *((f"  depth {level}", str(count)) for level, count in levels),
         ]
-        rows += [(f"dropped: {reason}", str(count)) for reason, count in sorted(dropped.items())]
+        rows += [(f"dropped: {reason}", str(count)) for reason, count in sorted(counts.items())]
         current.tables.append(Table(f"Questions in {target}", ("what", "count"), tuple(rows)))
         figures = {
-            "kept": len(kept),
-            "dropped": dict(sorted(dropped.items())),
+            "kept": len(questions),
+            "dropped": dict(sorted(counts.items())),
             "by_level": dict(levels),
         }
         return current.finish(figures, [target])

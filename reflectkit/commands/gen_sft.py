@@ -239,8 +239,8 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
         if not steps and faults:
             raise DataError(source, f"no demonstration can be used: {', '.join(faults)}")
         if not steps:
-            made = f"`reflectkit gen-trajectory --env {config.env.name}`"
-            raise DataError(source, f"no record has a demonstration; generate some with {made}")
+            command = f"`reflectkit gen-trajectory --env {config.env.name}`"
+            raise DataError(source, f"no record has a demonstration; generate some with {command}")
         for fault, number in faults.items():
             progress.news(f"{pluralize(number, 'demonstration')}: {fault}")
         right = [step for step in steps if step.note != "mistake"]
@@ -250,15 +250,15 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
             progress.news(
                 f"{pluralize(silent, 'step')} without a comment: no row for the reflector"
             )
-        own = _reflector_comments(config, right, progress)
+        reflector_comments = _reflector_comments(config, right, progress)
         rows: dict[str, list[dict[str, Any]]] = {
             "sft": joined([plain_row(step) for step in right]),
             "sft_reflection": [reflection_row(step) for step in commented],
-            "sft_policy": _policy_rows(config, right, own),
+            "sft_policy": _policy_rows(config, right, reflector_comments),
             "sft_reflection_positive": [
                 reflection_row(step) for step in commented if step.note == "positive"
             ],
-            "sft_policy_positive": _policy_rows(config, positive, own),
+            "sft_policy_positive": _policy_rows(config, positive, reflector_comments),
         }
         thinking = [
             think_row(step)
@@ -310,16 +310,16 @@ def _typed(steps: Sequence[Lesson], config: GenSFTConfig, source: Path) -> list[
     questions = config.env.kind.questions()
     rows = [row for step in steps for row in typed_rows(step, questions)]
     if not rows:
-        names = ", ".join(asked.name for asked in questions)
+        names = ", ".join(question.name for question in questions)
         raise DataError(
             source, f"no answer to a question of env '{config.env.name}' is known: {names}"
         )
     return rows
 
 
-def _write_hindsight(config: GenSFTConfig, played: Path) -> Report:
+def _write_hindsight(config: GenSFTConfig, source_run: Path) -> Report:
     """Write the rows of a typed reflector from outcomes of episodes. Raises DataError."""
-    source = played / "episodes.jsonl" if played.is_dir() else played
+    source = source_run / "episodes.jsonl" if source_run.is_dir() else source_run
     target = config.out_dir or config.setup.folder
     write_permission(target)
     with open_run("gen-sft", config, [source]) as current:
@@ -339,12 +339,12 @@ def _compare(records: Sequence[Record], newest: Path, progress: Progress) -> Non
     read.
     """
     with contextlib.suppress(DataError):
-        made = {
+        newest_demonstrations = {
             record.task.id: record.trajectories
             for record in read_records(newest, records[0].task.env)
         }
         if any(
-            record.trajectories != made.get(record.task.id)
+            record.trajectories != newest_demonstrations.get(record.task.id)
             for record in records
             if record.trajectories
         ):
@@ -372,26 +372,26 @@ def _reflector_comments(
     steps = list({part.observation.text: part for part in parts.values()}.values())
     sampler = LocalSampler(load_player(config.reflector.text, "reflection"), frozen=True)
     reflector: Any = reflector_of(sampler, config.reflector.facts, config.reflector.text)
-    own: dict[str, str] = {}
+    result: dict[str, str] = {}
     with progress.bar("The reflector comments", len(steps)) as bar:
         for start in range(0, len(steps), sampler.batch):
             part = steps[start : start + sampler.batch]
             comments = run_sync(
                 reflector.comments([step.observation for step in part], [0] * len(part))
             )
-            own |= {
+            result |= {
                 step.observation.text: comment for step, comment in zip(part, comments, strict=True)
             }
             bar.advance(len(part))
-    return own
+    return result
 
 
 def _policy_rows(
-    config: GenSFTConfig, steps: list[Lesson], own: dict[str, str]
+    config: GenSFTConfig, steps: list[Lesson], reflector_comments: dict[str, str]
 ) -> list[dict[str, Any]]:
     sources: dict[str, Callable[[Lesson], str]] = {
         "teacher": lambda step: step.reflection,
-        "reflector": lambda step: own.get(step.observation.text, ""),
+        "reflector": lambda step: reflector_comments.get(step.observation.text, ""),
         "nothing": lambda step: "",
     }
     rows: list[dict[str, Any]] = []
@@ -399,11 +399,11 @@ def _policy_rows(
         if steps:
             chance = generator(derive(config.run.seed, "mismatch"), name)
             comment_on = sources[name]
-            shown = mismatched([comment_on(step) for step in steps], config.mismatch, chance)
+            comments = mismatched([comment_on(step) for step in steps], config.mismatch, chance)
             # The comment on each state, as the policy reads it later in the conversation
             read: dict[str, str] = {}
             parts = []
-            for step, comment in zip(steps, shown, strict=True):
+            for step, comment in zip(steps, comments, strict=True):
                 read[step.observation.text] = comment
                 earlier = [
                     read.get(before.observation.text, comment_on(before)) for before in step.earlier

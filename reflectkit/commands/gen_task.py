@@ -93,8 +93,8 @@ class GenTaskConfig(Config):
         if generator is None:
             check_explores("gen-task", self.env)
             return
-        alone = f"{generator.noun} are generated without a teacher; leave out the flag"
-        yield not self.teacher.is_oracle, f"--teacher {self.teacher.name}: {alone}"
+        no_teacher = f"{generator.noun} are generated without a teacher; leave out the flag"
+        yield not self.teacher.is_oracle, f"--teacher {self.teacher.name}: {no_teacher}"
 
     @property
     def generator(self) -> type[ProblemGenerator] | None:
@@ -147,10 +147,10 @@ def _ask(config: GenTaskConfig, progress: Progress) -> Report:
             questions = ask_oracle(material, settings.per_file, progress)
         else:
             with client_at(config.teacher.chat, config.teacher.endpoint, journal) as client:
-                asked = ask_teacher(client, material, settings, progress)
-            questions = asked.questions
-            figures = client.call_figures(asked.rejected, target / "rejected.jsonl", progress)
-            figures["dropped"] = dict(asked.dropped)
+                answers = ask_teacher(client, material, settings, progress)
+            questions = answers.questions
+            figures = client.call_figures(answers.rejected, target / "rejected.jsonl", progress)
+            figures["dropped"] = dict(answers.dropped)
         outputs, rows, found_in_all = [], [], 0
         levels = range(settings.max_level + 1)
         for name, files in material.files.items():
@@ -159,13 +159,15 @@ def _ask(config: GenTaskConfig, progress: Progress) -> Report:
                 outputs.append(target / f"{name}.json")
                 write_json(outputs[-1], [to_json(question) for question in asked_here])
             counts = [sum(question.n_level == level for question in asked_here) for level in levels]
-            found = found_by_words(asked_here, {file.path: file.text for file in files})
-            share = f"{100 * found / len(asked_here):.0f} %" if asked_here else ""
+            by_words = found_by_words(asked_here, {file.path: file.text for file in files})
+            share = f"{100 * by_words / len(asked_here):.0f} %" if asked_here else ""
             rows.append((name, *map(str, (len(files), len(asked_here), *counts)), share))
-            found_in_all += found
+            found_in_all += by_words
         if not config.teacher.is_oracle:
-            done = f"{asked.answered} of {pluralize(len(material.all_files), 'file')} asked about"
-            client.stop_if_spent(f"{done}; the questions are in {target}")
+            progress_text = (
+                f"{answers.answered} of {pluralize(len(material.all_files), 'file')} asked about"
+            )
+            client.stop_if_spent(f"{progress_text}; the questions are in {target}")
         for path in {target / f"{name}.json" for name in material.files}.difference(outputs):
             path.unlink(missing_ok=True)  # of an earlier run; filter-task would read it
         if not questions:

@@ -169,8 +169,8 @@ def decision_text(observation: Observation, decision: Decision, *, commented: bo
         lines.append("Policy: " + ", ".join(shares))
     marker = AGENT_MARKER if observation.replies else ACTION_MARKER
     # Models begin with a space, as their rows do
-    written = action_text(observation, decision.action).lstrip(" ")
-    return "\n".join([*lines, f"{marker} {written}"])
+    action = action_text(observation, decision.action).lstrip(" ")
+    return "\n".join([*lines, f"{marker} {action}"])
 
 
 EXAMPLES = (
@@ -314,7 +314,7 @@ def run(config: PlayConfig, progress: Progress) -> Report:
     source, tasks = _problems(config)
     order = list(tasks)
     generator(config.run.seed, "play").shuffle(order)
-    drawn = [order[number % len(order)] for number in range(config.count)]
+    problems = [order[number % len(order)] for number in range(config.count)]
     player = config.player.resolved(config.run.data_dir, progress)
     commentator = TEACHER if config.teacher else config.reflector
     commentator = resolved(commentator, config.run.data_dir, progress, reflects=True)
@@ -324,8 +324,10 @@ def run(config: PlayConfig, progress: Progress) -> Report:
         from reflectkit.evals.estimate import estimate, planned_calls
 
         commented = player if player.api_models else replace(player, reflector=commentator)
-        asked = [planned_calls(commented, config.players, task.level, [task], 1) for task in drawn]
-        return estimate("play", setup, config.chat, asked, progress, config.run.seed)
+        calls = [
+            planned_calls(commented, config.players, task.level, [task], 1) for task in problems
+        ]
+        return estimate("play", setup, config.chat, calls, progress, config.run.seed)
     for endpoint in config.asked_endpoints:
         key_of(endpoint)
     folders = model_folders((player.policy, player.reflector, commentator))
@@ -342,40 +344,41 @@ def run(config: PlayConfig, progress: Progress) -> Report:
         path = current.folder / "episodes.jsonl"
         agent: Any = Human(progress) if name == PERSON else players.agent(player)
         comment = players.reflector(commentator).remark if commentator else None
-        shown = Narrator(agent, comment, progress, wait=name != PERSON and not config.auto)
+        narrator = Narrator(agent, comment, progress, wait=name != PERSON and not config.auto)
         person = agent if name == PERSON else None
-        played: list[Trajectory] = []
-        for number, task in enumerate(drawn):
+        trajectories: list[Trajectory] = []
+        for number, task in enumerate(problems):
             progress.news(f"{env.name}, level {task.level}, task {task.id}")
             fresh = setup.make(setup.horizon_at(task.level))
             episode = Episode(task, derive(config.run.seed, "play", task.id, number))
-            (trajectory,) = rollout([episode], lambda fresh=fresh: fresh, shown)  # type: ignore[misc]
+            (trajectory,) = rollout([episode], lambda fresh=fresh: fresh, narrator)  # type: ignore[misc]
             if person is not None and not person.has_answered and not progress.attended:
                 raise ConfigError(NOBODY)
-            shown.tell_end(trajectory)
+            narrator.tell_end(trajectory)
             progress.news(_ending(trajectory))
-            played.append(trajectory)
+            trajectories.append(trajectory)
             append(path, [episode_to_json(name, trajectory, cluster=cluster_of(env.name, task))])
-            if shown.stopped or (person is not None and person.has_quit):
+            if narrator.stopped or (person is not None and person.has_quit):
                 break
-        if len(played) > 1:
+        if len(trajectories) > 1:
             rows = [
                 (one.task.id, _outcome(one), f"{one.total_return:.3g}", str(len(one.turns)))
-                for one in played
+                for one in trajectories
             ]
             current.tables.append(
                 Table(f"Episodes of {name}", ("task", "outcome", "return", "steps"), tuple(rows))
             )
         successes = {}
         if reports_success(
-            (trajectory.status, trajectory.reported_success) for trajectory in played
+            (trajectory.status, trajectory.reported_success) for trajectory in trajectories
         ):
-            successes = {"successes": sum(trajectory.success for trajectory in played)}
+            successes = {"successes": sum(trajectory.success for trajectory in trajectories)}
         figures: dict[str, Any] = {
-            "episodes": len(played),
+            "episodes": len(trajectories),
             **successes,
-            "steps": sum(len(trajectory.turns) for trajectory in played),
-            "return": sum(trajectory.total_return for trajectory in played) / len(played),
+            "steps": sum(len(trajectory.turns) for trajectory in trajectories),
+            "return": sum(trajectory.total_return for trajectory in trajectories)
+            / len(trajectories),
         }
         players.report(progress)
         return current.finish(figures | ({"asked": players.usage} if players.usage else {}), [path])

@@ -113,15 +113,15 @@ CONFIG = PlotConfig
 
 def run(config: PlotConfig, progress: Progress) -> Report:
     """Draw. Raises DataError if a run or an evaluation does not have the figure."""
-    named = [parse_run(text) for text in config.runs]
-    inputs = [path for _, path in named] or [folder / "eval.json" for folder in config.evals]
+    runs = [parse_run(text) for text in config.runs]
+    inputs = [path for _, path in runs] or [folder / "eval.json" for folder in config.evals]
     with open_run("plot", config, inputs) as current:
         if current.done and (config.out is None or config.out.exists()):
             return current.done
         reliable = bool(config.evals) and config.figure == (RELIABILITY,)
         out = (
             config.out
-            or current.folder / f"{'curves' if named else RELIABILITY if reliable else 'bars'}.png"
+            or current.folder / f"{'curves' if runs else RELIABILITY if reliable else 'bars'}.png"
         )
         if reliable:
             panels = _read_reliability(config.evals)
@@ -148,24 +148,23 @@ def run(config: PlotConfig, progress: Progress) -> Report:
             return current.finish(
                 {f"{name} {level}": mean for (name, level), mean in means.items()}, [out]
             )
-        trained = Counter((name, read_record(path.parent).get("seed")) for name, path in named)
+        trained = Counter((name, read_record(path.parent).get("seed")) for name, path in runs)
         for (name, seed), count in trained.items():
             if count > 1 and seed is not None:
                 progress.news(
                     f"warning: {count} runs named {name} have seed {seed}, and are drawn as"
                     " different seeds"
                 )
-        for name in dict.fromkeys(name for name, _ in named):
-            if apart := differing_settings(path.parent for own, path in named if own == name):
-                progress.news(
-                    f"warning: the runs named {name} differ in"
-                    f" {', '.join(map(flag, apart))}, not only in seed"
-                )
+        for name in dict.fromkeys(name for name, _ in runs):
+            different = differing_settings(path.parent for other, path in runs if other == name)
+            if different:
+                flags = ", ".join(map(flag, different))
+                progress.news(f"warning: the runs named {name} differ in {flags}, not only in seed")
         curves_of: dict[str, dict[str, list[Curve]]] = {}
-        for figure in config.figure or (_default_curve([path for _, path in named]),):
+        for figure in config.figure or (_default_curve([path for _, path in runs]),):
             curves_of[figure] = {}
-            read = read_curves([path for _, path in named], figure, config.against, config.smooth)
-            for (name, path), curve in zip(named, read, strict=True):
+            read = read_curves([path for _, path in runs], figure, config.against, config.smooth)
+            for (name, path), curve in zip(runs, read, strict=True):
                 if curve[0]:
                     curves_of[figure].setdefault(name, []).append(curve)
                 else:
@@ -182,12 +181,12 @@ def run(config: PlotConfig, progress: Progress) -> Report:
             "seeds",
             *(f"{figure}, last {config.smooth} updates" for figure in curves_of),
         )
-        names = [name for name, _ in named]
+        names = [name for name, _ in runs]
         rows = [
             (
                 name,
                 str(names.count(name)),
-                *(f"{own[name]:.3f}" if name in own else "" for own in ends.values()),
+                *(f"{values[name]:.3f}" if name in values else "" for values in ends.values()),
             )
             for name in dict.fromkeys(names)
         ]
@@ -247,10 +246,10 @@ def _read_bars(
         path = folder / "eval.json"
         try:
             for row in read_json(path)["rows"]:
-                own = row["figures"] | {
+                figures = row["figures"] | {
                     "success": {"mean": row["success"], "low": row["low"], "high": row["high"]}
                 }
-                own |= {
+                figures |= {
                     name: {
                         "mean": row[name],
                         "low": row.get(f"{name}_low"),
@@ -259,8 +258,10 @@ def _read_bars(
                     for name in ("return", "steps")
                     if name in row
                 }
-                if own.get(figure, {}).get("mean") is not None:  # a figure may be of some levels
-                    mean, *ends = (own[figure][part] for part in ("mean", "low", "high"))
+                if (
+                    figures.get(figure, {}).get("mean") is not None
+                ):  # a figure may be of some levels
+                    mean, *ends = (figures[figure][part] for part in ("mean", "low", "high"))
                     name = str(row["name"]) if len(evals) == 1 else f"{row['name']} ({label})"
                     # Unknown ends: no whisker
                     low, high = (float(mean if end is None else end) for end in ends)
@@ -268,5 +269,5 @@ def _read_bars(
         except (KeyError, TypeError, ValueError):
             raise DataError(path, "is not a result of evaluate; name the folder of one") from None
         if not bars:
-            raise DataError(path, f"has no figure; available: {', '.join(own)}", field=figure)
+            raise DataError(path, f"has no figure; available: {', '.join(figures)}", field=figure)
     return bars

@@ -106,10 +106,10 @@ def run(config: RLConfig, progress: Progress) -> Report:
         return report.report(fit, current, chat, is_held_out=not overlap)
 
 
-def _finished(done: Report, max_steps: int, progress: Progress) -> Report:
+def _finished(report: Report, max_steps: int, progress: Progress) -> Report:
     """The report of a run that had ended before."""
-    steps = done.figures["steps"]
+    steps = report.figures["steps"]
     if steps > max_steps:
         more = f"more than --max-steps {max_steps}; another --name trains anew"
-        progress.news(f"{done.folder} has made {pluralize(steps, 'update')}, {more}")
-    return done
+        progress.news(f"{report.folder} has made {pluralize(steps, 'update')}, {more}")
+    return report

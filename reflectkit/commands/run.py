@@ -134,10 +134,10 @@ class PipelineConfig(Config):
         """The folder of all steps in --results-dir: --name, or the recipe's name with the label and
         -fast.
         """
-        own = (
+        label = (
             re.sub(r"[^A-Za-z0-9_.@-]+", "-", Path(self.recipe).stem).lstrip(".@-")[:40] or "recipe"
         )
-        return self.run.name or "-".join([own, *self._marks])
+        return self.run.name or "-".join([label, *self._marks])
 
     @property
     def data_folder(self) -> Path:
@@ -252,23 +252,26 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
             if traits(report.stage).reports
             for path in report.outputs
         ]
-        shown = next((reports[job.name] for job in jobs if job.stage == "evaluate"), None)
+        evaluation = next((reports[job.name] for job in jobs if job.stage == "evaluate"), None)
         closing = [CHECK] if checks else []
-        if shown is not None:
-            found, where = read_json(shown.folder / "eval.json"), str(shown.folder / "eval.md")
-            rows = [PlayerRow.from_json(row) for row in found["rows"]]
+        if evaluation is not None:
+            record, where = (
+                read_json(evaluation.folder / "eval.json"),
+                str(evaluation.folder / "eval.md"),
+            )
+            rows = [PlayerRow.from_json(row) for row in record["rows"]]
             measure = eval_tables.measure_of(rows, recipe.measure)
             current.tables.append(
-                eval_tables.summary_table(shown.tables[0].title, rows, measure, where)
+                eval_tables.summary_table(evaluation.tables[0].title, rows, measure, where)
             )
             if not checks:
-                gaps = [Difference(**gap) for gap in found["differences"]]
+                gaps = [Difference(**gap) for gap in record["differences"]]
                 closing = [eval_tables.result_sentence(recipe.result, rows, gaps, measure)]
-            closing += ["Next:", f"  reflectkit view {shlex.quote(str(shown.folder))}"]
+            closing += ["Next:", f"  reflectkit view {shlex.quote(str(evaluation.folder))}"]
         current.tables += [] if checks else ablated
         report = current.finish(figures, finals)
         return dataclasses.replace(
-            report, outputs=() if shown else report.outputs, closing=tuple(closing)
+            report, outputs=() if evaluation else report.outputs, closing=tuple(closing)
         )
 
 
@@ -290,10 +293,16 @@ def planned(config: PipelineConfig) -> tuple[list[Job], dict[str, Ablation]]:
     seeds = range(config.run.seed, config.run.seed + config.seeds)
     jobs = [job for seed in seeds for job in _jobs(config, recipe, ablations, changes, seed)]
     evaluations = [job.values.get("policy", ()) for job in jobs if job.stage == "evaluate"]
-    played = [{entry.partition("=")[0] for entry in policies} for policies in evaluations]
+    arms_by_evaluation = [
+        {entry.partition("=")[0] for entry in policies} for policies in evaluations
+    ]
     for name, ablation in ablations.items():
-        if not any({ablation.of, ablation.arm} <= arms for arms in played):
-            missing = ablation.arm if any(ablation.of in arms for arms in played) else ablation.of
+        if not any({ablation.of, ablation.arm} <= arms for arms in arms_by_evaluation):
+            missing = (
+                ablation.arm
+                if any(ablation.of in arms for arms in arms_by_evaluation)
+                else ablation.of
+            )
             raise ConfigError(
                 f"--ablate {name}: no evaluation in recipe '{config.recipe}' plays {missing!r}"
             )
@@ -314,7 +323,7 @@ def _changes(
     changes += parameter_changes(recipe, config.parameters)
     steps = list(with_copies(recipe.steps, ablations))
     targets = {DEFAULTS, *(step[key] for step in steps for key in ("name", "stage"))}
-    own: list[Change] = []  # of steps that an ablation copies
+    of_copies: list[Change] = []  # of steps that an ablation copies
     for text in config.set:
         target, equals, raw = text.partition("=")
         name, _, key = target.rpartition(".")
@@ -325,11 +334,13 @@ def _changes(
             raise unknown_name(f"step of recipe '{config.recipe}'", name, targets)
         if name == DEFAULTS and key not in recipe.settings:
             raise unknown_name(f"setting of recipe '{config.recipe}'", key, recipe.settings)
-        (own if MARK in name else changes).append((name, key, parse_yaml(raw, f"--set {target}")))
+        (of_copies if MARK in name else changes).append(
+            (name, key, parse_yaml(raw, f"--set {target}"))
+        )
     for name, ablation in ablations.items():
         for step, values in ablation.steps.items():
             changes += [(f"{step}{MARK}{name}", key, value) for key, value in values.items()]
-    return changes + own
+    return changes + of_copies
 
 
 def _jobs(
@@ -358,10 +369,10 @@ def _jobs(
         values |= {key: value for target, key, value in changes if target in (name, base, stage)}
         rows, about = leaves_of(stage, defaults | values), traits(stage)
         values = {key: value for key, value in defaults.items() if key in rows} | values
-        if shared := sorted(WHOLE_RUN & values.keys()):
+        if of_whole_run := sorted(WHOLE_RUN & values.keys()):
             raise ConfigError(
-                f"step '{name}': {shared[0]} applies to the whole run; set it with"
-                f" {flag(shared[0])}"
+                f"step '{name}': {of_whole_run[0]} applies to the whole run; set it with"
+                f" {flag(of_whole_run[0])}"
             )
         if ablation:
             renamed = copies(recipe.steps, ablation, ablations[ablation])
@@ -391,23 +402,23 @@ def perform(jobs: Sequence[Job], progress: Progress) -> dict[str, Report]:
     raise.
     """
     reports: dict[str, Report] = {}
-    told: set[str] = set()
+    notes: set[str] = set()
     # By prefix and step: its first output, or its folder if it has none
     outputs: dict[str, dict[str, Path]] = {}
     for number, job in enumerate(jobs, 1):
-        made = outputs.setdefault(job.prefix, {})
-        config = job_config(job, made)
+        outputs_of_seed = outputs.setdefault(job.prefix, {})
+        config = job_config(job, outputs_of_seed)
         for note in notes_of(config):
-            if note not in told:
+            if note not in notes:
                 progress.news(note)
-            told.add(note)
+            notes.add(note)
         report = finished_as(job.stage, config)
         if report is None:
             progress.news(f"step {number} of {len(jobs)}: {job.name} ({job.stage})")
             report = stage_module(job.stage).run(config, progress)
             _forget()
         reports[job.name] = report
-        made[job.step] = report.outputs[0] if report.outputs else report.folder
+        outputs_of_seed[job.step] = report.outputs[0] if report.outputs else report.folder
         progress.news(
             f"{job.name}: {'already finished' if report.skipped else 'done'} ({report.folder})"
         )
@@ -506,16 +517,16 @@ def _draw_curves(
     """The curves of all seeds in one picture, in the form of the first plot; none if nothing was
     plotted.
     """
-    found = [
+    plots = [
         read_json(report.folder / "config.json")["settings"]
         for report in reports
         if report.stage == "plot"
     ]
-    found = [settings for settings in found if settings["runs"]]
-    if not found:
+    plots = [settings for settings in plots if settings["runs"]]
+    if not plots:
         return []
-    settings = {name: found[0][name] for name in ("figure", "against", "smooth")} | {
-        "runs": [text for settings in found for text in settings["runs"]],
+    settings = {name: plots[0][name] for name in ("figure", "against", "smooth")} | {
+        "runs": [text for settings in plots for text in settings["runs"]],
         "out": out,
         "results_dir": config.run.results_dir,
         "name": f"{config.folder}/{RECORD}.curves",

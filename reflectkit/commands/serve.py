@@ -256,11 +256,14 @@ class PolicyServer:
         except ReflectkitError as error:
             raise invalid(str(error), "value_error", "questions") from None
         number = f"decision-{secrets.token_hex(8)}"
-        for question, made in zip(names, decided, strict=True):
-            kept = {"observation": to_json(made.observation), "decision": to_json(made.decision)}
-            self.record({"session": name, "id": number, "question": question, **kept})
+        for question, result in zip(names, decided, strict=True):
+            record = {
+                "observation": to_json(result.observation),
+                "decision": to_json(result.decision),
+            }
+            self.record({"session": name, "id": number, "question": question, **record})
         self.answered += 1
-        return request.response([made.answer for made in decided], usage, number)
+        return request.response([result.answer for result in decided], usage, number)
 
     def record(self, line: dict[str, Any]) -> None:
         """Add `line` to the file of --record, if there is one."""

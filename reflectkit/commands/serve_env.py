@@ -117,13 +117,13 @@ def tasks_of(config: ServeEnvConfig) -> dict[str, list[Task]]:
         problems = Problems(config.setup)
         list_of = partial(problems.seeds, SPLITS[0]) if problems.by_seed else config.setup.listed
         return {level: list_of(level) for level in levels}
-    given = [record.task for record in read_records(config.task_file, kind.name)]
+    tasks = [record.task for record in read_records(config.task_file, kind.name)]
     levels = (
         [config.level]
         if config.level
-        else [one for one in levels if one in {task.level for task in given}]
+        else [one for one in levels if one in {task.level for task in tasks}]
     )
-    return {level: at_level(name, given, level, config.task_file) for level in levels}
+    return {level: at_level(name, tasks, level, config.task_file) for level in levels}
 
 
 def app_of(
@@ -159,15 +159,15 @@ def app_of(
     probe.close()
     calls = bool(first.tools and first.replies)
     fixed: Any = tuple(getattr(kind, "choices", ())) if first.choices else ()
-    chosen = Literal[fixed] if fixed else str
+    choice_type = Literal[fixed] if fixed else str
     action_type: Any = CallToolAction
     if not calls:
-        field: Any = {"choice": (chosen, ...)} if first.choices else {"text": (str, ...)}
+        field: Any = {"choice": (choice_type, ...)} if first.choices else {"text": (str, ...)}
         action_type = create_model("ServedAction", __base__=Action, **field)
-    shown: Any = {"text": (str, "")} | (
+    fields: Any = {"text": (str, "")} | (
         {} if calls or fixed or not first.choices else {"choices": (list[str], [])}
     )
-    text_type: Any = create_model("ServedObservation", __base__=Seen, **shown)
+    text_type: Any = create_model("ServedObservation", __base__=Seen, **fields)
     numbers = itertools.count(seed)
 
     class Served(Environment):  # type: ignore[misc, unused-ignore]
@@ -194,7 +194,7 @@ def app_of(
             level, number = level or split or last, next(numbers) if seed is None else seed
             if level not in tasks:
                 raise unknown_name("level", level, tasks)
-            names = [known.id for known in tasks[level]]
+            names = [each.id for each in tasks[level]]
             if task is not None and task not in names:
                 raise unknown_name("task", task, names)
             place = names.index(task) if task is not None else index
@@ -207,10 +207,10 @@ def app_of(
                 self.close()
                 self.env, self.level = setup.make(setup.horizon_at(level)), level
             self.observation = Observation(())
-            seen = shared_result_of(self.env.reset(problem, derive(number, "env")))
+            observation = shared_result_of(self.env.reset(problem, derive(number, "env")))
             self.over = False
             self.now = State(episode_id=episode_id, step_count=0, task=problem.id, level=level)
-            return text_type(**self._news(seen))
+            return text_type(**self._news(observation))
 
         def step(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
             """Act. What is not legal costs no step: the observation says what is wrong."""
@@ -231,13 +231,13 @@ def app_of(
                 )
             self.now.step_count += 1
             self.over = result.terminated or result.truncated
-            told = result.info | ({"truncated": True} if result.truncated else {})
+            metadata = result.info | ({"truncated": True} if result.truncated else {})
             return self._answer(
                 action,
                 self._news(result.observation),
                 done=self.over,
                 reward=result.reward,
-                metadata=told,
+                metadata=metadata,
             )
 
         @property
@@ -278,42 +278,52 @@ def app_of(
 
         def _read(self, action: Any) -> int | str | ToolUse:
             """The action as the env takes it. Raises IllegalActionError for an unknown choice."""
-            seen = self.observation
+            observation = self.observation
             if first.choices:
-                if action.choice not in seen.choices:
+                if action.choice not in observation.choices:
                     raise IllegalActionError(
-                        f"no choice {action.choice!r:.80}; there are: {', '.join(seen.choices)}"
+                        f"no choice {action.choice!r:.80}; there are: {', '.join(observation.choices)}"
                     )
-                return seen.choices.index(action.choice)
+                return observation.choices.index(action.choice)
             if not calls:
-                return parse(action.text, seen.tools, PLAIN) if seen.tools else str(action.text)
+                return (
+                    parse(action.text, observation.tools, PLAIN)
+                    if observation.tools
+                    else str(action.text)
+                )
             if action.tool_name == REPLY.name:
                 return ToolUse(str(action.arguments.get("text", "")))
             call = ToolCall(action.tool_name, action.arguments)
-            wrong = check_call(call, seen.tools)
+            wrong = check_call(call, observation.tools)
             return (
                 ToolUse(f"{call.name} {json.dumps(call.arguments)}", errors=(wrong,))
                 if wrong
                 else use_of([call])
             )
 
-        def _news(self, seen: Observation) -> dict[str, Any]:
-            """What `seen` shows that the client has not read."""
-            before, self.observation = self.observation, seen
-            if not seen.replies:
-                offer = f"{tools_text(seen.tools)}\n{PLAIN_RULES}\n\n" if seen.tools else ""
-                return {"text": offer + seen.text} | (
-                    {"choices": list(seen.choices)} if "choices" in shown else {}
+        def _news(self, observation: Observation) -> dict[str, Any]:
+            """What `observation` shows that the client has not read."""
+            before, self.observation = self.observation, observation
+            if not observation.replies:
+                offer = (
+                    f"{tools_text(observation.tools)}\n{PLAIN_RULES}\n\n"
+                    if observation.tools
+                    else ""
                 )
-            new = seen.messages[len(before.messages) :]
+                return {"text": offer + observation.text} | (
+                    {"choices": list(observation.choices)} if "choices" in fields else {}
+                )
+            new = observation.messages[len(before.messages) :]
             return {
                 "text": "\n".join(message.content for message in new if message.role != "assistant")
             }
 
-        def _answer(self, action: Any, seen: Mapping[str, Any], **rest: Any) -> Any:
+        def _answer(self, action: Any, text_fields: Mapping[str, Any], **rest: Any) -> Any:
             if calls:
-                return CallToolObservation(tool_name=action.tool_name, result=seen["text"], **rest)
-            return text_type(**seen, **rest)
+                return CallToolObservation(
+                    tool_name=action.tool_name, result=text_fields["text"], **rest
+                )
+            return text_type(**text_fields, **rest)
 
     if any(tool.name == REPLY.name for tool in first.tools):
         raise ConfigError(

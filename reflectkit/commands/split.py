@@ -116,8 +116,8 @@ class SplitConfig(Config):
             if self.task_file
             else [self.folder / name for name in (RECORDS, PROBLEMS)]
         )
-        found = next((place for place in places if place.exists()), None)
-        return found or (None if self.taskset.has("tasks") and not self.task_file else places[0])
+        existing = next((place for place in places if place.exists()), None)
+        return existing or (None if self.taskset.has("tasks") and not self.task_file else places[0])
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -158,11 +158,11 @@ def run(config: SplitConfig, progress: Progress) -> Report:
         unseen = _unseen_rooms(set(room_of.values()), config, source)
         held_out = [record for record in records if room_of[record.task.id] in unseen]
         records = [record for record in records if room_of[record.task.id] not in unseen]
-        own = {
+        split_by_id = {
             record.task.id: "" if by == "question" else split_of(config.env, record.task)
             for record in records
         }
-        free = [record for record in records if not own[record.task.id]]
+        free = [record for record in records if not split_by_id[record.task.id]]
         chance, kinds = generator(config.run.seed, "split"), ""
         if by == "repo":
             sizes = Counter(group_of[record.task.id] for record in free)
@@ -173,27 +173,31 @@ def run(config: SplitConfig, progress: Progress) -> Report:
             strata = {}
             for record in free:
                 group = group_of[record.task.id]
-                kept = record.task.level if room_of[record.task.id] else ""
-                strata[group] = (group in taught, kept) if source else levels[record.task.group]
+                room_level = record.task.level if room_of[record.task.id] else ""
+                strata[group] = (
+                    (group in taught, room_level) if source else levels[record.task.group]
+                )
             kinds = f" of {many} kinds" if (many := len(set(strata.values()))) > 1 else ""
             name_of_group = split_groups(strata, chance, config.shares)
         parts: dict[str, list[Record]] = {name: [] for name in SPLITS}
         for record in records:
-            parts[own[record.task.id] or name_of_group[group_of[record.task.id]]].append(record)
+            parts[split_by_id[record.task.id] or name_of_group[group_of[record.task.id]]].append(
+                record
+            )
         for name, part in parts.items():
             if not part:
                 _refuse_emptying(
                     config, config.folder / f"{name}.json", source, come_with_splits=not free
                 )
         if by == "repo":
-            wanted = [len(records) * share / sum(config.shares) for share in config.shares]
+            targets = [len(records) * share / sum(config.shares) for share in config.shares]
             off = max(
-                abs(len(part) - share) for part, share in zip(parts.values(), wanted, strict=True)
+                abs(len(part) - share) for part, share in zip(parts.values(), targets, strict=True)
             )
             if off > len(records) / 10:
-                found = ":".join(str(len(part)) for part in parts.values())
+                sizes_text = ":".join(str(len(part)) for part in parts.values())
                 progress.news(
-                    f"whole repositories make {found} questions, not {config.ratio}; try --by"
+                    f"whole repositories make {sizes_text} questions, not {config.ratio}; try --by"
                     " question"
                 )
         # the rooms of an earlier split may be in this one's training split
@@ -255,7 +259,7 @@ def _refuse_emptying(
     config: SplitConfig, path: Path, source: Path | None, *, come_with_splits: bool
 ) -> None:
     """Raises ConfigError if `path`, which would get no problems, has some."""
-    if not path.is_file() or not (kept := len(read_json(path))):
+    if not path.is_file() or not (count := len(read_json(path))):
         return
     why = (
         "whose problems come with their splits"
@@ -265,7 +269,7 @@ def _refuse_emptying(
     by_question = "question" in config.taskset.split_by and config.by != "question"
     other = "add --by question" if by_question else "use another --ratio"
     raise ConfigError(
-        f"{path} has {pluralize(kept, 'problem')} and would get none from"
+        f"{path} has {pluralize(count, 'problem')} and would get none from"
         f" {source or config.env}, {why};"
         f" {other}, or move that file away"
     )

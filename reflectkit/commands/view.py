@@ -123,7 +123,7 @@ def episode_files(paths: Sequence[Path]) -> list[Path]:
     """The files of episodes at or below `paths`, each once, in order. Links in folders are not
     followed.
     """
-    found: dict[Path, Path] = {}
+    by_place: dict[Path, Path] = {}
     for path in paths:
         files = (
             [file for file in visible_files(path) if file.name == EPISODES]
@@ -133,8 +133,8 @@ def episode_files(paths: Sequence[Path]) -> list[Path]:
         if not files or not files[0].is_file():
             raise DataError(path, f"holds no {EPISODES}; {MADE_BY}")
         for file in files:
-            found.setdefault(file.resolve(), file)
-    return list(found.values())
+            by_place.setdefault(file.resolve(), file)
+    return list(by_place.values())
 
 
 def _beside(file: Path, name: str, key: str, default: Any) -> Any:
@@ -178,9 +178,11 @@ def _write_logs(
     for index, episode in episodes:
         logs.setdefault((index, episode.name, episode.env, episode.level), []).append(episode)
     outputs = []
-    for (index, *_), played in logs.items():
+    for (index, *_), episodes_of_log in logs.items():
         modified = datetime.datetime.fromtimestamp(int(files[index].stat().st_mtime), datetime.UTC)
-        name, content = inspect_log(sources[index].name, modified, sources[index].settings, played)
+        name, content = inspect_log(
+            sources[index].name, modified, sources[index].settings, episodes_of_log
+        )
         outputs.append(folder / name)
         with replacing(folder / name) as file:
             file.write(content)

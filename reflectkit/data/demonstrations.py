@@ -37,7 +37,7 @@ Planned = Sequence[tuple[str, int, Task]]
 def add_demonstrations(
     demonstrations: dict[str, list[Demonstration]],
     planned: Planned,
-    played: Sequence[Trajectory],
+    trajectories: Sequence[Trajectory],
     teacher: type[Teacher],
     model_name: str,
     min_reward: float | None,
@@ -53,7 +53,7 @@ def add_demonstrations(
     marked. only_successes: leave out all others.
     """
     low = []
-    for (label, _, task), trajectory in zip(planned, played, strict=True):
+    for (label, _, task), trajectory in zip(planned, trajectories, strict=True):
         if trajectory.status is Status.ABORTED:
             continue
         reward = float(teacher.reward_of(trajectory))
@@ -100,10 +100,10 @@ def mark_mistakes(trajectory: Trajectory, make: Callable[[], Env]) -> Trajectory
 
 def _play(task: Task, seed: int, make: Callable[[], Env], agent: Agent, where: str) -> Trajectory:
     """One episode. Raises EnvironmentFailure if it was aborted."""
-    (played,) = rollout([Episode(task, seed)], make, agent, width=1)
-    if played.status is Status.ABORTED:
-        raise EnvironmentFailure(f"{where}: {played.reason}")
-    return played
+    (trajectory,) = rollout([Episode(task, seed)], make, agent, width=1)
+    if trajectory.status is Status.ABORTED:
+        raise EnvironmentFailure(f"{where}: {trajectory.reason}")
+    return trajectory
 
 
 def hindsight_lessons(path: Path) -> list[Lesson]:
@@ -113,7 +113,7 @@ def hindsight_lessons(path: Path) -> list[Lesson]:
     Raises DataError: the file is malformed, or says of no episode with choices whether it
     succeeded.
     """
-    found: list[Lesson] = []
+    result: list[Lesson] = []
     for episode in read_episodes(path):
         if episode.status == Status.ABORTED.value or episode.success is None:
             continue
@@ -127,10 +127,10 @@ def hindsight_lessons(path: Path) -> list[Lesson]:
                     float(index == turn.action) for index in range(len(turn.choices))
                 )
             observation = Observation((Message("user", turn.seen),), tuple(turn.choices))
-            found.append(Lesson(observation, "", turn.said or "", "positive", answers=answers))
-    if not found:
+            result.append(Lesson(observation, "", turn.said or "", "positive", answers=answers))
+    if not result:
         raise DataError(path, "has no episode with choices of which is known whether it succeeded")
-    return found
+    return result
 
 
 def drawn_records(setup: EnvSetup, seed: int, source: Path, demonstrations: int) -> list[Record]:
@@ -150,10 +150,9 @@ def drawn_records(setup: EnvSetup, seed: int, source: Path, demonstrations: int)
             f" {pluralize(len(having), 'problem')} with some;"
             " lower it"
         )
-    chosen = set(generator(seed, "demonstrations").sample(having, len(having))[:demonstrations])
+    ids = set(generator(seed, "demonstrations").sample(having, len(having))[:demonstrations])
     return [
-        record if record.task.id in chosen else replace(record, trajectories=())
-        for record in records
+        record if record.task.id in ids else replace(record, trajectories=()) for record in records
     ]
 
 
@@ -184,7 +183,7 @@ def replayed_lessons(
             for record in records:
                 for demonstration in record.trajectories:
                     try:
-                        played = _replayed(
+                        trajectory = _replayed(
                             setup, source, record.task, demonstration, repeat, typed=typed
                         )
                     except DataError as error:
@@ -197,11 +196,11 @@ def replayed_lessons(
                         unchecked -= 1
                         again = _replayed(setup, source, record.task, demonstration, repeat)
                         for number, (turn, other) in enumerate(
-                            zip(played.turns, again.turns, strict=True)
+                            zip(trajectory.turns, again.turns, strict=True)
                         ):
                             if (turn.observation, turn.reward) != (other.observation, other.reward):
                                 raise not_repeatable(setup.env_name, record.task.id, number)
-                    replayed = lessons([played.turns], answer)
+                    replayed = lessons([trajectory.turns], answer)
                     if demonstration.visited:
                         for lesson, step in zip(replayed, demonstration.trajectory, strict=True):
                             choices = lesson.observation.choices
@@ -212,7 +211,7 @@ def replayed_lessons(
                             steps.append(lesson)
                     elif demonstration.negative:
                         steps += [step for step in replayed if step.note == "correction"]
-                    elif fault := setup.kind.teacher_type.fault(played):
+                    elif fault := setup.kind.teacher_type.fault(trajectory):
                         faults[fault] += repeat == 0
                     else:
                         steps += replayed
@@ -228,7 +227,8 @@ class AnsweringReplay(Replay):
         """The next recorded step. Raises DataError."""
         decision = await super().decide(observation, context)
         options_of = {
-            asked.name: asked.options or observation.choices for asked in context.env.questions()
+            question.name: question.options or observation.choices
+            for question in context.env.questions()
         }
         answers = {
             name: tuple(
@@ -255,12 +255,12 @@ def _replayed(
         raise DataError(where, "a demonstration without steps", field="trajectories.trajectory")
     seed = demonstration.seed if repeat == 0 else derive(demonstration.seed, "repeat", repeat)
     agent = AnsweringReplay(steps, where) if typed else Replay(steps, where)
-    played = _play(task, seed, lambda: setup.make(len(steps)), agent, where)
-    if len(played.turns) < len(steps):
+    trajectory = _play(task, seed, lambda: setup.make(len(steps)), agent, where)
+    if len(trajectory.turns) < len(steps):
         raise DataError(
             where,
-            f"the episode ends at step {len(played.turns)} of {len(steps)} recorded; make the"
+            f"the episode ends at step {len(trajectory.turns)} of {len(steps)} recorded; make the"
             " demonstrations again, and"
             " let the env draw from random.Random(seed) only",
         )
-    return played
+    return trajectory

@@ -90,18 +90,18 @@ def episode_to_json(
 
 def _turn(turn: Turn, before: Turn | None) -> dict[str, Any]:
     decision = turn.decision
-    written = len(decision.token_ids) + (len(decision.thought.token_ids) if decision.thought else 0)
-    shown: dict[str, Any] = {"seen": turn.observation.text}
+    tokens = len(decision.token_ids) + (len(decision.thought.token_ids) if decision.thought else 0)
+    observation_fields: dict[str, Any] = {"seen": turn.observation.text}
     if turn.observation.replies:
         calls = decision.action.calls if isinstance(decision.action, ToolUse) else ()
-        shown = _new_messages(turn.observation, before)
-        offered = turn.observation.tools
-        if offered and (before is None or offered != before.observation.tools):
-            shown["tools"] = tools_text(offered)
-        shown["calls"] = [
+        observation_fields = _new_messages(turn.observation, before)
+        tools = turn.observation.tools
+        if tools and (before is None or tools != before.observation.tools):
+            observation_fields["tools"] = tools_text(tools)
+        observation_fields["calls"] = [
             {"name": call.name, "arguments": call.arguments} for call in calls
         ] or None
-    row = shown | {
+    row = observation_fields | {
         "reflection": decision.reflection,
         "choices": list(turn.observation.choices) or None,
         "probabilities": [round(share, 5) for share in decision.probabilities] or None,
@@ -113,7 +113,7 @@ def _turn(turn: Turn, before: Turn | None) -> dict[str, Any]:
         "said": turn.action_text,
         "reward": turn.reward,
         "value": decision.value,
-        "tokens": written or decision.tokens,
+        "tokens": tokens or decision.tokens,
         "thoughts": decision.thoughts or None,
         "cut": decision.cut or None,
         "illegal": decision.illegal or None,
@@ -205,9 +205,9 @@ class PlayedTurn(EpisodePart):
     @field_validator("probabilities")
     @classmethod
     def _one_each(
-        cls, probabilities: list[float] | None, known: ValidationInfo
+        cls, probabilities: list[float] | None, info: ValidationInfo
     ) -> list[float] | None:
-        choices = known.data.get("choices")
+        choices = info.data.get("choices")
         if choices and probabilities and len(choices) != len(probabilities):
             raise ValueError(f"there are {len(probabilities)} for {len(choices)} choices")
         return probabilities

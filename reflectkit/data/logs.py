@@ -194,18 +194,18 @@ def _calls_without_tools(turn: Turn) -> bool:
 
 def _served_answer(row: Mapping[str, Any], path: Path, line: int) -> Turn | Unusable:
     """An answer that `serve --record` kept. Raises DataError."""
-    seen = from_json(Observation, row.get("observation"), path=path, line=line)
+    served = from_json(Observation, row.get("observation"), path=path, line=line)
     decision = from_json(Decision, row["decision"], path=path, line=line)
     action = (
         decision.action if isinstance(decision.action, ToolUse) else ToolUse(str(decision.action))
     )
     if action.errors:
         return Unusable(REFUSED, action.errors[0])
-    messages = [*seen.messages, Message("assistant", action.text, action.calls)]
-    *before, answer = _read_messages(messages, seen.tools, spoken)
+    messages = [*served.messages, Message("assistant", action.text, action.calls)]
+    *before, answer = _read_messages(messages, served.tools, spoken)
     if answer.fault:
         return answer.fault
-    observation = replace(seen, messages=tuple(logged.message for logged in before))
+    observation = replace(served, messages=tuple(logged.message for logged in before))
     use = ToolUse(answer.message.content, answer.message.calls)
     return Turn(observation, replace(decision, action=use), 0.0)
 
@@ -219,7 +219,7 @@ def _logged_answers(row: Mapping[str, Any]) -> list[Turn | Unusable]:
     tools = _decoded(row.get("tools") or row.get("functions"))
     try:
         request = dumps({"model": "", "messages": messages, "tools": tools})
-        seen = Conversations().read(request.encode()).observation
+        observation = Conversations().read(request.encode()).observation
     except RequestError as error:
         raise Unusable(re.sub(r"\.\d+(?=[.:])", "", str(error))) from None
     # Half a surrogate pair, 1e999, or lists in lists without end
@@ -232,16 +232,16 @@ def _logged_answers(row: Mapping[str, Any]) -> list[Turn | Unusable]:
     )
     outcomes: list[Turn | Unusable] = []
     before: list[Message] = []
-    for logged in _read_messages(seen.messages, seen.tools, _without_thoughts):
+    for logged in _read_messages(observation.messages, observation.tools, _without_thoughts):
         message = logged.message
         if message.role == "assistant":
-            observation = replace(seen, messages=tuple(before))
+            seen_so_far = replace(observation, messages=tuple(before))
             use = ToolUse(message.content, message.calls)
             if next(weights) == 0:  # as in OpenAI's form for fine-tuning
                 outcomes.append(Unusable("weight 0"))
             else:
                 outcomes.append(
-                    logged.fault or Turn(observation, Decision(use, logged.comment), 0.0)
+                    logged.fault or Turn(seen_so_far, Decision(use, logged.comment), 0.0)
                 )
         before.append(message)
     return outcomes

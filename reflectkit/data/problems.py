@@ -306,18 +306,18 @@ class Problems:
         seeds that no file of a split has, or the same again for an env with a list or a file that
         the user gave.
         """
-        known = self.tasks("train", level)
+        first_deal = self.tasks("train", level)
         if not self.is_endless(level):
-            return known
-        turns = (SEEDS - self._fresh_seed) // len(known)
+            return first_deal
+        turns = (SEEDS - self._fresh_seed) // len(first_deal)
         return self.seeds(
-            "train", level, len(known), self._fresh_seed + (turn - 1) % turns * len(known)
+            "train", level, len(first_deal), self._fresh_seed + (turn - 1) % turns * len(first_deal)
         )
 
     def is_endless(self, level: str) -> bool:
         """Whether training never runs out of problems at `level`."""
-        known = self.tasks("train", level)
-        return self.lists_none and not self.files and self._fresh_seed + len(known) <= SEEDS
+        first_deal = self.tasks("train", level)
+        return self.lists_none and not self.files and self._fresh_seed + len(first_deal) <= SEEDS
 
     @cached_property
     def _fresh_seed(self) -> int:
@@ -339,19 +339,19 @@ class Problems:
         """Those of `levels` at which `split` has problems; the others are reported. Raises
         DataError if none has.
         """
-        found: list[str] = []
+        with_problems: list[str] = []
         empty: list[tuple[str, DataError]] = []
         for level in levels:
             try:
                 self.tasks(split, level, option)
-                found.append(level)
+                with_problems.append(level)
             except DataError as error:
                 empty.append((level, error))
-        if not found:
+        if not with_problems:
             raise empty[0][1]
         for level, reason in empty:
             progress.news(f"level '{level}' is left out: {reason}")
-        return found
+        return with_problems
 
     def holds_out(self, level: str) -> bool:
         """Whether problems from the env itself are held out from training at `level`: not if too
@@ -386,8 +386,8 @@ class Problems:
     def source(self, split: str) -> str:
         """Where the problems of `split` come from, for messages."""
         first = FIRST_SEED[split]
-        own = f"env '{self.setup.env}'" + (f", seeds from {first:,}" if self.by_seed else "")
-        return str(self.file(split) or own)
+        of_env = f"env '{self.setup.env}'" + (f", seeds from {first:,}" if self.by_seed else "")
+        return str(self.file(split) or of_env)
 
     def _ignores_seed(self, level: str) -> bool:
         """Whether the same actions give the same episodes with each seed, or one seed begins in
@@ -398,24 +398,26 @@ class Problems:
 
         tasks = self.tasks("train", level, seeds=COMPARED)
         episodes = [Episode(task, seed) for seed in range(COMPARED) for task in tasks]
-        played = rollout(episodes, self.setup.maker(level), AnyAction(), width=1)
+        trajectories = rollout(episodes, self.setup.maker(level), AnyAction(), width=1)
         again = rollout(
             [*reversed(episodes[:COMPARED])], self.setup.maker(level), AnyAction(), width=1
         )
         if any(
             _beginning(one) != _beginning(two)
-            for one, two in zip(played, reversed(again), strict=False)
+            for one, two in zip(trajectories, reversed(again), strict=False)
         ):
             return True
-        seen = [
-            [one.final, *((turn.observation, turn.reward) for turn in one.turns)] for one in played
+        histories = [
+            [one.final, *((turn.observation, turn.reward) for turn in one.turns)]
+            for one in trajectories
         ]
         unclear = any(
             one.status is Status.ABORTED or any(turn.info.get("refused") for turn in one.turns)
-            for one in played
+            for one in trajectories
         )
         return not unclear and all(
-            episode == seen[place - place % COMPARED] for place, episode in enumerate(seen)
+            episode == histories[place - place % COMPARED]
+            for place, episode in enumerate(histories)
         )
 
 
@@ -434,9 +436,9 @@ def draw_problems(clusters: Sequence[str], count: int, seed: int) -> list[int]:
     a second one, …
     """
     order = generator(seed, "problems").sample(range(len(clusters)), len(clusters))
-    taken: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     rank = {}
     for place in order:
-        rank[place] = taken[clusters[place]]
-        taken[clusters[place]] += 1
+        rank[place] = counts[clusters[place]]
+        counts[clusters[place]] += 1
     return sorted(sorted(order, key=rank.__getitem__)[: count or None])

@@ -141,8 +141,8 @@ def ask_oracle(material: Material, per_file: int, progress: Progress) -> list[Fi
                 {file.path: file.text for file in files},
                 {file.path: file.excerpt for file in files},
             )
-            for asked in oracle.ask(name, texts, excerpts, per_file).values():
-                questions += asked
+            for of_file in oracle.ask(name, texts, excerpts, per_file).values():
+                questions += of_file
             bar.advance(len(files))
     return questions
 
@@ -263,12 +263,12 @@ def parse_check(text: str, questions: int, files: int) -> list[set[int]]:
     verdicts = []
     for number in range(1, questions + 1):
         line = lines.get(number, "")
-        named = set(map(int, re.findall(r"\d+", line)))
-        if not named and "none" not in line.lower():
+        numbers = set(map(int, re.findall(r"\d+", line)))
+        if not numbers and "none" not in line.lower():
             raise ValueError(f"no line that says which files answer question {number}")
-        if not named <= set(range(1, files + 1)):
+        if not numbers <= set(range(1, files + 1)):
             raise ValueError(f"names a file that is not there for question {number}")
-        verdicts.append(named)
+        verdicts.append(numbers)
     return verdicts
 
 
@@ -303,42 +303,46 @@ def ask_teacher(
     answered by their file alone. Raises ApiError.
     """
     name, files = str(client.endpoint), material.all_files
-    written: list[Outcome[Pairs]] = _ask_all(
+    outcomes: list[Outcome[Pairs]] = _ask_all(
         client,
         [_request(file, material, settings.per_file) for file in files],
         lambda number, text: parse_questions(text, files[number].path, settings.per_file),
         progress.bar(f"Asking {name}", len(files)),
     )
-    rejected = [outcome.rejected for outcome in written if outcome.rejected]
+    rejected = [outcome.rejected for outcome in outcomes if outcome.rejected]
     pairs_of = {
-        file: outcome.value for file, outcome in zip(files, written, strict=True) if outcome.value
+        file: outcome.value for file, outcome in zip(files, outcomes, strict=True) if outcome.value
     }
-    dropped: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     if settings.check and pairs_of:
-        asked = list(pairs_of.items())
-        checks = [_check(file, pairs, material) for file, pairs in asked]
+        pairs_by_file = list(pairs_of.items())
+        checks = [_check(file, pairs, material) for file, pairs in pairs_by_file]
         verdicts: list[Outcome[list[set[int]]]] = _ask_all(
             client,
             [request for request, _ in checks],
-            lambda number, text: parse_check(text, len(asked[number][1]), len(checks[number][1])),
+            lambda number, text: parse_check(
+                text, len(pairs_by_file[number][1]), len(checks[number][1])
+            ),
             progress.bar(f"Checking with {name}", len(checks)),
         )
         rejected += [outcome.rejected for outcome in verdicts if outcome.rejected]
-        for (file, pairs), (_, paths), outcome in zip(asked, checks, verdicts, strict=True):
-            own = paths.index(file.path) + 1
+        for (file, pairs), (_, paths), outcome in zip(pairs_by_file, checks, verdicts, strict=True):
+            own_number = paths.index(file.path) + 1
             pairs_of[file] = []
             # Without a verdict, none is kept
-            for pair, named in zip(pairs, outcome.value or [], strict=False):
-                if named == {own}:
+            for pair, numbers in zip(pairs, outcome.value or [], strict=False):
+                if numbers == {own_number}:
                     pairs_of[file].append(pair)
                 else:
-                    dropped[NONE if not named else SEVERAL if own in named else ANOTHER] += 1
+                    counts[
+                        NONE if not numbers else SEVERAL if own_number in numbers else ANOTHER
+                    ] += 1
     questions = [
         FileQuestion.about(file.root, file.path, question, answer, client.endpoint.model)
         for file, pairs in pairs_of.items()
         for question, answer in pairs
     ]
-    return Asked(questions, sum(map(bool, pairs_of.values())), dropped, rejected)
+    return Asked(questions, sum(map(bool, pairs_of.values())), counts, rejected)
 
 
 def estimate_questions(
@@ -364,23 +368,23 @@ def estimate_questions(
             pairs = [(PLACEHOLDER, "")] * settings.per_file if outcome is None else outcome.value
             if pairs:
                 usual[_check(file, pairs, material)[0]] = TOKENS_A_VERDICT * settings.per_file
-        left = {request: calls for request in usual if (calls := client.calls_left(request))}
+        open_calls = {request: calls for request in usual if (calls := client.calls_left(request))}
     thinking = THINKING_TOKENS if endpoint.thinks else 0
-    read = sum(request.prompt_tokens for request in left)
-    written = sum(usual[request] + thinking for request in left)
+    read = sum(request.prompt_tokens for request in open_calls)
+    completion_tokens = sum(usual[request] + thinking for request in open_calls)
     most_read = math.ceil(
-        sum(calls * request.prompt_tokens * PROMPT_MARGIN for request, calls in left.items())
+        sum(calls * request.prompt_tokens * PROMPT_MARGIN for request, calls in open_calls.items())
     )
     most = teacher.chat.max_answer_tokens
     most_written = sum(
-        calls * written_limit(endpoint, request, most) for request, calls in left.items()
+        calls * written_limit(endpoint, request, most) for request, calls in open_calls.items()
     )
     figures = {
-        "already_answered": len(usual) - len(left),
-        "calls": len(left),
+        "already_answered": len(usual) - len(open_calls),
+        "calls": len(open_calls),
         "prompt_tokens": read,
-        "completion_tokens": written,
-        "usd": round(prices.cost(read, written), 4) if prices.known else None,
+        "completion_tokens": completion_tokens,
+        "usd": round(prices.cost(read, completion_tokens), 4) if prices.known else None,
         "most_usd": math.ceil(prices.cost(most_read, most_written) * 1e4) / 1e4
         if prices.known
         else None,
@@ -390,14 +394,12 @@ def estimate_questions(
         for value in (figures["usd"], figures["most_usd"])
     ]
     rows = (
-        ("calls", str(len(left)), str(sum(left.values()))),
+        ("calls", str(len(open_calls)), str(sum(open_calls.values()))),
         ("prompt tokens", str(read), str(most_read)),
-        ("completion tokens", str(written), str(most_written)),
+        ("completion tokens", str(completion_tokens), str(most_written)),
         ("US dollars", *dollars),
     )
-    title = (
-        f"Estimate for {endpoint}; already answered: {pluralize(len(usual) - len(left), 'call')}"
-    )
+    title = f"Estimate for {endpoint}; already answered: {pluralize(len(usual) - len(open_calls), 'call')}"
     price = "" if prices.known else "; for the price give --price-in and --price-out"
     return figures, Table(title + price, ("what", "expected", "at most"), rows)
 
@@ -408,16 +410,16 @@ def _check(file: File, pairs: Pairs, material: Material) -> tuple[Request, list[
     Both are numbered from 1.
     """
     questions, excerpts = [question for question, _ in pairs], material.excerpts[file.root]
-    asked = set(keywords(" ".join(questions)))
+    question_words = set(keywords(" ".join(questions)))
     folder = file.path.rpartition("/")[0]
     others = [
         other
         for other in sorted(excerpts)
         if other != file.path and other.rpartition("/")[0] == folder
     ]
-    others.sort(key=lambda other: -len(asked.intersection(keywords(excerpts[other]))))
+    others.sort(key=lambda other: -len(question_words.intersection(keywords(excerpts[other]))))
     paths = sorted([file.path, *others[: FILES - 1]])
-    shown = "\n\n".join(
+    files_text = "\n\n".join(
         (
             f"File {number}, {path}, each line after a"
             f" bar:\n\n{barred(shorten(excerpts[path], TOKENS // len(paths)))}"
@@ -432,7 +434,7 @@ def _check(file: File, pairs: Pairs, material: Material) -> tuple[Request, list[
     example = f'{form} the word none; nothing else. For example "1: 2", "2: none" or "3: 1, 4".'
     messages = (
         Message("system", CHECK_SYSTEM),
-        Message("user", f"{shown}\n\nQuestions:\n{listed}\n\n{example}"),
+        Message("user", f"{files_text}\n\nQuestions:\n{listed}\n\n{example}"),
     )
     return Request(
         f"{file.root}/{file.path}: which files answer",
@@ -462,9 +464,9 @@ def _request(file: File, material: Material, count: int) -> Request:
 
 
 def _ask_all(
-    client: ChatClient, requests: Sequence[Request], parse: Callable[[int, str], Any], shown: Any
+    client: ChatClient, requests: Sequence[Request], parse: Callable[[int, str], Any], context: Any
 ) -> list[Outcome[Any]]:
-    with shown as bar:
+    with context as bar:
         return run_sync(
             client.ask_all(requests, parse, lambda: bar.advance(1, usd=client.cost_usd))
         )

@@ -64,7 +64,7 @@ def read_recorded(record: Path, outcomes: Path, env: str) -> tuple[list[Trajecto
 
     # 2. The decisions that have one
     episodes: list[Trajectory] = []
-    used: set[tuple[str, str]] = set()
+    used_keys: set[tuple[str, str]] = set()
     without = 0
     for line, row in read_jsonl(record):
         if "id" not in row or "decision" not in row:  # an answer in words, or a reward
@@ -74,12 +74,12 @@ def read_recorded(record: Path, outcomes: Path, env: str) -> tuple[list[Trajecto
         if key not in rewards:
             without += 1
             continue
-        used.add(key)
+        used_keys.add(key)
         turn = _turn(row, rewards[key][1], record, line)
         task = Task(f"{number}-{question}", env, "recorded", number, {})
         episodes.append(Trajectory(task, 0, (turn,), Status.COMPLETED, False, group=number))
     for key, (line, outcome) in rewards.items():
-        if key not in used:
+        if key not in used_keys:
             raise DataError(
                 outcomes, f"{record} has no decision {outcome.id!r:.80}", line=line, field="id"
             )
@@ -104,10 +104,10 @@ def _turn(row: Mapping[str, Any], outcome: _Outcome, path: Path, line: int) -> T
         names = [
             choice for choice in observation.choices if choice.partition(": ")[0] == outcome.choice
         ]
-        taken = outcome.choice if outcome.choice in observation.choices else next(iter(names), "")
-        if not taken:
+        option = outcome.choice if outcome.choice in observation.choices else next(iter(names), "")
+        if not option:
             raise DataError(path, f"the decision has no option {outcome.choice!r:.60}", line=line)
-        action = observation.choices.index(taken)
+        action = observation.choices.index(option)
     if not isinstance(action, int) or not decision.probabilities[action] > 0:
         raise DataError(path, "the option that was taken has no probability above 0", line=line)
     logprob = math.log(decision.probabilities[action])

@@ -93,21 +93,28 @@ def lessons(episodes: Sequence[Sequence[Turn]], form: str = ANSWERS[0]) -> list[
     for turns in episodes:
         earlier: list[Lesson] = []
         for turn in turns:
-            seen, decision = turn.observation, turn.decision
+            observation, decision = turn.observation, turn.decision
             action = decision.action
-            if seen.replies and isinstance(action, str):
+            if observation.replies and isinstance(action, str):
                 action = ToolUse(action)  # a reply, which may have several lines
             answer = (
-                answers(seen.choices, form)[action]
+                answers(observation.choices, form)[action]
                 if isinstance(action, int)
                 else action_completion(action)
             )
             note = decision.note or "positive"
-            known = decision.answers
             steps.append(
-                Lesson(seen, decision.reflection or "", answer, note, tuple(earlier), form, known)
+                Lesson(
+                    observation,
+                    decision.reflection or "",
+                    answer,
+                    note,
+                    tuple(earlier),
+                    form,
+                    decision.answers,
+                )
             )
-            if seen.replies:
+            if observation.replies:
                 earlier.append(replace(steps[-1], earlier=()))
     return steps
 
@@ -211,8 +218,8 @@ def read_rows(path: Path) -> list[Row]:
     for line, row in read_jsonl(path):
         form = row.get("answer", ANSWERS[0])
         if form not in ANSWERS:
-            wanted = f"expected {' or '.join(ANSWERS)}, found {form!r:.60}"
-            raise DataError(path, wanted, line=line, field="answer")
+            form_text = f"expected {' or '.join(ANSWERS)}, found {form!r:.60}"
+            raise DataError(path, form_text, line=line, field="answer")
         parts = tuple(_parts(path, line, row))
         options = _options(path, line, row, parts) if form == SCORE else ()
         listed = len(options or listed_answers(parts[0][0], str(form)))
@@ -238,13 +245,13 @@ def typed_rows(lesson: Lesson, questions: Sequence[StateQuestion]) -> list[dict[
     the question → the probability of each option.
     """
     rows = []
-    for asked in questions:
+    for question_of_env in questions:
         options, shares = (
-            asked.options or lesson.observation.choices,
-            lesson.answers.get(asked.name, ()),
+            question_of_env.options or lesson.observation.choices,
+            lesson.answers.get(question_of_env.name, ()),
         )
         if len(options) > 1 and shares:
-            question = Question("choice", asked.text, options)
+            question = Question("choice", question_of_env.text, options)
             rows.append(decision_row(LabelledDecision(lesson.observation.text, question, shares)))
     return rows
 
@@ -307,11 +314,13 @@ def _parts(path: Path, line: int, row: Mapping[str, Any]) -> Iterator[tuple[str,
         cuts = (text.rpartition(marker) for marker in ORIGINAL_MARKERS)
         prompt, marker, completion = next((cut for cut in cuts if cut[1]), ("", "", ""))
         if not marker:
-            wanted = (
+            form_text = (
                 f"expected text with {' or '.join(map(repr, ORIGINAL_MARKERS))} before the"
                 " completion"
             )
-            raise DataError(path, f"{wanted}, found {row['text']!r:.60}", line=line, field="text")
+            raise DataError(
+                path, f"{form_text}, found {row['text']!r:.60}", line=line, field="text"
+            )
         row = {"prompt": prompt + marker, "completion": completion}
     then: Any = row.get("then", [])
     if not isinstance(then, list) or not all(isinstance(part, dict) for part in then):

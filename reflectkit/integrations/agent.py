@@ -37,7 +37,7 @@ from reflectkit.sampling.config import SamplerConfig
 from reflectkit.seeding import derive
 from reflectkit.types import THINKING, Decision, Message, Observation, ToolCall, ToolUse
 
-Seen = str | Observation | Sequence[Message | Mapping[str, str]]
+Input = str | Observation | Sequence[Message | Mapping[str, str]]
 """What an agent sees: a text; messages, oldest first, each a `Message` or `{"role": …, "content":
 …}`; or all of an `Observation`.
 """
@@ -59,7 +59,7 @@ class Act:
     """The valid tool calls, where tools are offered."""
 
 
-def observation_of(seen: Seen, choices: Sequence[str] | None) -> Observation:
+def observation_of(seen: Input, choices: Sequence[str] | None) -> Observation:
     """`seen` as an observation. Raises ConfigError."""
     legal = tuple(choices or ())
     if isinstance(choices, str) or not all(isinstance(choice, str) and choice for choice in legal):
@@ -72,17 +72,17 @@ def observation_of(seen: Seen, choices: Sequence[str] | None) -> Observation:
         return Observation((Message("user", seen),), legal)
     try:
         plain: Any = seen
-        given = [
+        parts = [
             each if isinstance(each, Message) else Message(each["role"], each["content"])
             for each in plain
         ]
     except (TypeError, KeyError):
-        given = []
-    if not given or any(message.role not in ROLES for message in given):
+        parts = []
+    if not parts or any(message.role not in ROLES for message in parts):
         raise ConfigError(
             f"what is seen is a text, an Observation, or a list of Message, not {seen!r:.80}"
         )
-    return Observation(tuple(given), legal)
+    return Observation(tuple(parts), legal)
 
 
 class AgentConfig(Config):
@@ -144,7 +144,7 @@ def load_agent(
     checkpoint = player.checkpoint
     if checkpoint is not None:
         _warn_of_mismatch(checkpoint, player.reflector)
-    given = {
+    settings = {
         "temperature": temperature,
         "max_new_tokens": max_new_tokens,
         "device": device,
@@ -153,12 +153,12 @@ def load_agent(
         "seed": seed,
         "thinking": thinking or _trained_with(checkpoint).get("thinking", THINKING[0]),
     }
-    config = build(AgentConfig, given, "load_agent")
+    config = build(AgentConfig, settings, "load_agent")
     folder = TemporaryDirectory(prefix="reflectkit-agent-") if player.api_models else None
-    settings = PlayersSetup(config, (player,), Env, Path(folder.name if folder else "."))
+    setup = PlayersSetup(config, (player,), Env, Path(folder.name if folder else "."))
     for part in player.api_models:
-        key_of(settings.endpoint_of(part))
-    players = Players(settings)
+        key_of(setup.endpoint_of(part))
+    players = Players(setup)
     closing = (players.close, *([folder.cleanup] if folder else []))
     chooses = checkpoint is not None and checkpoint.facts.get("acts") == "choice"
     return LoadedAgent(
@@ -204,7 +204,7 @@ class LoadedAgent:
         steps = (self._thread.close, *closing)
         self._finalizer = weakref.finalize(self, lambda: [step() for step in steps])
 
-    def act(self, seen: Seen, choices: Sequence[str] | None = ()) -> Act:
+    def act(self, seen: Input, choices: Sequence[str] | None = ()) -> Act:
         """What it does about `seen`.
 
         Args:
@@ -220,7 +220,7 @@ class LoadedAgent:
         (act,) = self._running().result(self._act(self._request(seen, choices)))
         return act
 
-    async def act_async(self, seen: Seen, choices: Sequence[str] | None = ()) -> Act:
+    async def act_async(self, seen: Input, choices: Sequence[str] | None = ()) -> Act:
         """`act` for coroutines, such as those of a server: while it waits, others run, and their
         requests share its batch.
         """
@@ -230,15 +230,15 @@ class LoadedAgent:
         return act
 
     def act_batch(
-        self, seen: Sequence[Seen], choices: Sequence[str] | Sequence[Sequence[str]] = ()
+        self, seen: Sequence[Input], choices: Sequence[str] | Sequence[Sequence[str]] = ()
     ) -> list[Act]:
         """What it does about each of `seen`, in one batch. choices: for all of them, or a list for
         each.
         """
         if isinstance(seen, str | Observation):
             raise ConfigError("act_batch takes a list of what is seen; for one, call act")
-        shared = not choices or all(isinstance(choice, str) for choice in choices)
-        each: Sequence[Any] = [choices] * len(seen) if shared else choices
+        is_shared = not choices or all(isinstance(choice, str) for choice in choices)
+        each: Sequence[Any] = [choices] * len(seen) if is_shared else choices
         if len(each) != len(seen):
             raise ConfigError(
                 f"{len(seen)} observations and {len(each)} lists of choices; give one for each"
@@ -250,11 +250,12 @@ class LoadedAgent:
         """The whole decision, with tokens and log-probabilities, in an episode that `rollout`
         plays.
         """
-        if self._trained_env is not None and (played := context.env.name) != (
+        if self._trained_env is not None and (env_name := context.env.name) != (
             trained := self._trained_env[0].name
         ):
             warnings.warn(
-                f"the policy was trained in env '{trained}', but plays in '{played}'", stacklevel=2
+                f"the policy was trained in env '{trained}', but plays in '{env_name}'",
+                stacklevel=2,
             )
         return await asyncio.wrap_future(
             self._running().submit(self._agent.decide(observation, context))
@@ -276,7 +277,7 @@ class LoadedAgent:
             raise AgentError("this agent was closed; load it again")
         return self._thread
 
-    def _request(self, seen: Seen, choices: Sequence[str] | None) -> tuple[Observation, Context]:
+    def _request(self, seen: Input, choices: Sequence[str] | None) -> tuple[Observation, Context]:
         """What is asked, with the actions of the env that the policy was trained in if none are
         given; its seed is the number of the request.
 
@@ -290,14 +291,15 @@ class LoadedAgent:
                 "in a conversation the policy reads its earlier comments, too: play it with"
                 " `rollout`"
             )
-        offered = bool(observation.choices or observation.tools or observation.replies)
-        if self._trained_env is not None and not offered:
+        has_actions = bool(observation.choices or observation.tools or observation.replies)
+        if self._trained_env is not None and not has_actions:
             env, settings = self._trained_env
             kind = env.action_kind(settings)
             if isinstance(
-                own := getattr(getattr(env, "plain_type", env), "choices", None), tuple | list
+                class_choices := getattr(getattr(env, "plain_type", env), "choices", None),
+                tuple | list,
             ):
-                observation = dataclasses.replace(observation, choices=tuple(own))
+                observation = dataclasses.replace(observation, choices=tuple(class_choices))
             elif kind == "tools":
                 raise ConfigError(
                     f"the policy was trained in env '{env.name}', which offers tools: pass"
@@ -308,7 +310,7 @@ class LoadedAgent:
                     f"the policy was trained in env '{env.name}', where it chooses: give"
                     " choices=[…]"
                 )
-        elif self._chooses and not offered:
+        elif self._chooses and not has_actions:
             raise ConfigError("the policy was trained to choose: give choices=[…]")
         return observation, Context(derive(self._seed, "act", next(self._numbers)), self._env)
 
@@ -366,11 +368,11 @@ def _trained_env(policy: ModelRef | None) -> tuple[type[Env], Any] | None:
         return None
     try:
         kind = env_class(name)
-        own = {
+        names = {
             key: value
             for key, value in _trained_with(policy).items()
             if key in kind.Settings.model_fields
         }
-        return kind, build(kind.Settings, own)
+        return kind, build(kind.Settings, names)
     except ReflectkitError:  # of a module or a version that is not here
         return None

@@ -246,9 +246,9 @@ class NotebookProgress(Progress):
 
     @contextmanager
     @override
-    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Bar]:
+    def bar(self, title: str, total: int, start: int = 0) -> Iterator[Bar]:
         """A bar of tqdm."""
-        with _tqdm()(total=total, initial=done, desc=visible(title), mininterval=0.5) as bar:
+        with _tqdm()(total=total, initial=start, desc=visible(title), mininterval=0.5) as bar:
             yield _NotebookBar(bar)
 
     @override

@@ -69,15 +69,15 @@ class TextEnv(gymnasium.Env[str, int]):
         """Begin a problem: number `options["task"]`, or one drawn by gymnasium's generator."""
         super().reset(seed=seed)
         number = (options or {}).get("task")
-        chosen = int(self.np_random.integers(len(self.tasks))) if number is None else int(number)
-        if not 0 <= chosen < len(self.tasks):
+        place = int(self.np_random.integers(len(self.tasks))) if number is None else int(number)
+        if not 0 <= place < len(self.tasks):
             raise ConfigError(
-                f"no problem {chosen}: level '{self.level}' has {len(self.tasks)}, from 0"
+                f"no problem {place}: level '{self.level}' has {len(self.tasks)}, from 0"
             )
         observation = result_of(
-            self.inner.reset(self.tasks[chosen], int(self.np_random.integers(2**31)))
+            self.inner.reset(self.tasks[place], int(self.np_random.integers(2**31)))
         )
-        return self._seen(observation), self._info(observation, {"task": self.tasks[chosen].id})
+        return self._seen(observation), self._info(observation, {"task": self.tasks[place].id})
 
     def step(self, action: int) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take a choice. Raises IllegalActionError."""

@@ -46,7 +46,7 @@ from reflectkit.types import Message, Observation, Task, ToolUse, from_json, to_
 
 PREFIX = "reflectkit/"
 CHOICE_RULES = "Answer with the number of one action."
-MARKED = re.compile(r"\b(?:action|answer|choice)(?: is)?\W{0,4}[:=]\s*([^\n]*)", re.IGNORECASE)
+MARKER = re.compile(r"\b(?:action|answer|choice)(?: is)?\W{0,4}[:=]\s*([^\n]*)", re.IGNORECASE)
 AROUND = "*`\"'[](){}<>$., "
 """What may stand around an answer."""
 
@@ -93,7 +93,7 @@ def rows(
     settings.
     """
     setup = _setup(env, settings)
-    made = []
+    result = []
     for task in tasks_of(env, level, task_file):
         start = derive(seed, "skyrl", task.id) % 2**31  # Arrow and JSON readers hold it exactly
         inner: Any = setup.make(setup.horizon_at(task.level))
@@ -104,8 +104,8 @@ def rows(
             "env_class": name or f"{PREFIX}{env}",
             "data_source": f"{task.env}/{task.level}",
         }
-        made.append(row | {"task": json.dumps(to_json(task)), "level": task.level, "seed": start})
-    return made
+        result.append(row | {"task": json.dumps(to_json(task)), "level": task.level, "seed": start})
+    return result
 
 
 def write_rows(path: Path | str, rows: Sequence[Mapping[str, Any]]) -> Path:
@@ -209,8 +209,8 @@ def _text_env() -> type[Any]:
             over = result.terminated or result.truncated
             # Illegal answers took its steps
             penalty = self.inner.truncation_penalty(0) if late and not over else 0.0
-            shown = self.view.next(result.observation)
-            return self._output(shown, result.reward + penalty, over or late, result.info)
+            view = self.view.next(result.observation)
+            return self._output(view, result.reward + penalty, over or late, result.info)
 
         def close(self) -> None:
             """Give back what the env holds."""
@@ -220,13 +220,13 @@ def _text_env() -> type[Any]:
             """Success, if it is reported, return, turns, illegal answers, and the env's own
             figures, of an episode.
             """
-            own = {} if self.success is None else {"success": float(self.success)}
-            own |= {
+            metrics = {} if self.success is None else {"success": float(self.success)}
+            metrics |= {
                 "return": self.total,
                 "turns": float(self.turns),
                 "illegal": float(self.illegal),
             }
-            return own | {"failed": float(bool(self.failure))} | self.figures
+            return metrics | {"failed": float(bool(self.failure))} | self.figures
 
         def _output(
             self,
@@ -305,23 +305,23 @@ class _View:
         """`messages` from the user, in one where several follow each other: some templates insist
         on turns.
         """
-        shown: list[dict[str, str]] = []
+        turns: list[dict[str, str]] = []
         for message in messages:
             role = "assistant" if message.role == "assistant" else "user"
             result = f"{RESULT_MARKER} {message.name}: " if message.name else ""
             content = result + (
                 message.content if role == "assistant" else harmless(message.content)
             )
-            if shown and shown[-1]["role"] == role:
-                shown[-1]["content"] += f"\n\n{encodable(content)}"
+            if turns and turns[-1]["role"] == role:
+                turns[-1]["content"] += f"\n\n{encodable(content)}"
             else:
-                shown.append({"role": role, "content": encodable(content)})
-        if choices and shown:
+                turns.append({"role": role, "content": encodable(content)})
+        if choices and turns:
             listed = "\n".join(
                 f"{label(index)} {encodable(choice)}" for index, choice in enumerate(choices)
             )
-            shown[-1]["content"] += f"\nActions:\n{listed}"
-        return shown
+            turns[-1]["content"] += f"\nActions:\n{listed}"
+        return turns
 
 
 def read_choice(text: str, choices: Sequence[str]) -> int:
@@ -337,14 +337,14 @@ def read_choice(text: str, choices: Sequence[str]) -> int:
     Raises IllegalActionError, which says what may be answered.
     """
     words = after_thought(text).strip()
-    marked = MARKED.findall(words)
+    candidates = MARKER.findall(words)
     lines = [line for line in words.splitlines() if line.strip()]
-    for candidate in (words, *marked[-1:], *lines[-1:]):
-        chosen = candidate.strip(AROUND).casefold()
+    for candidate in (words, *candidates[-1:], *lines[-1:]):
+        answer = candidate.strip(AROUND).casefold()
         for index, choice in enumerate(choices):
             mark, name = label(index).strip(), one_line(choice).casefold()
             exact = candidate.strip(AROUND) == mark  # labels differ by case
-            if exact or chosen in (name, f"{mark.casefold()} {name}", f"{mark.casefold()}. {name}"):
+            if exact or answer in (name, f"{mark.casefold()} {name}", f"{mark.casefold()}. {name}"):
                 return index
     last = len(choices) - 1
     raise IllegalActionError(

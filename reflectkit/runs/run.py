@@ -111,9 +111,9 @@ class RunConfig(Config):
 def _numbered(results_dir: Path) -> list[tuple[int, str, Path]]:
     """(number, stage, folder) of the runs without a name, the newest first."""
     folders = results_dir.iterdir() if results_dir.is_dir() else ()
-    named = [(NUMBERED.fullmatch(folder.name), folder) for folder in folders]
+    matches = [(NUMBERED.fullmatch(folder.name), folder) for folder in folders]
     return sorted(
-        ((int(match[1]), match[2], path) for match, path in named if match and path.is_dir()),
+        ((int(match[1]), match[2], path) for match, path in matches if match and path.is_dir()),
         reverse=True,
     )
 
@@ -121,8 +121,8 @@ def _numbered(results_dir: Path) -> list[tuple[int, str, Path]]:
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, by step; none if it is not a folder that can be read."""
     with contextlib.suppress(OSError, ValueError):  # ValueError: a name with a null byte
-        named = [(CHECKPOINT.fullmatch(path.name), path) for path in folder.iterdir()]
-        steps = {int(match[1]): path for match, path in named if match and path.is_dir()}
+        matches = [(CHECKPOINT.fullmatch(path.name), path) for path in folder.iterdir()]
+        steps = {int(match[1]): path for match, path in matches if match and path.is_dir()}
         return [steps[step] for step in sorted(steps)]
     return []
 
@@ -226,12 +226,12 @@ def _next_number(results_dir: Path, stage: str) -> Path:
     """The folder after the last that is a run, or that another process is making one; a kill may
     have left it empty.
     """
-    taken = [
+    numbers = [
         number
         for number, _, folder in _numbered(results_dir)
         if (folder / "config.json").exists() or is_locked(folder)
     ]
-    return results_dir / f"{max(taken, default=0) + 1}_{stage}"
+    return results_dir / f"{max(numbers, default=0) + 1}_{stage}"
 
 
 def _empty(folder: Path) -> None:
@@ -359,13 +359,13 @@ class Identity:
         settings = record.get("settings")
         if not isinstance(settings, dict):
             return False
-        recorded, asked = dict(settings), dict(self.settings)
+        recorded, current = dict(settings), dict(self.settings)
         if but_for_limits:
-            recorded |= {name: asked[name] for name in self.limits}
+            recorded |= {name: current[name] for name in self.limits}
         return (
             record.get("stage") == self.stage
             and record.get("inputs") == self.inputs
-            and recorded == asked
+            and recorded == current
         )
 
     def extends(self, folder: Path, record: Mapping[str, Any]) -> bool:
@@ -479,8 +479,8 @@ def differing_settings(folders: Iterable[Path]) -> list[str]:
     values = {name: {dumps(one.get(name)) for one in settings} for name in names}
     return [
         name
-        for name, found in values.items()
-        if len(found) > 1 and not any("/" in text for text in found)
+        for name, different in values.items()
+        if len(different) > 1 and not any("/" in text for text in different)
     ]
 
 
@@ -567,12 +567,12 @@ def open_run(
             except BaseException:  # it goes if it has made nothing
                 with contextlib.suppress(OSError):
                     sweep(folder)
-                    written = {
+                    names = {
                         path.name
                         for path in folder.rglob("*")
                         if path.is_file() and path.stat().st_size
                     }
-                    if written <= {"config.json"}:
+                    if names <= {"config.json"}:
                         shutil.rmtree(folder, ignore_errors=True)
                 raise
             return

@@ -35,16 +35,14 @@ def write_prompts(
         raise DataError(sources[0], f"does not exist; make it with `reflectkit split --env {env}`")
     if level:
         check_level(env, level)
-    written = {}
+    counts = {}
     for source in sources:
         if source.exists() and read_json(source) != []:
             tasks = [record.task for record in read_records(source, kind.name)]
             tasks = at_level(env, tasks, level, source) if level else tasks
             path = (out_dir or folder / "slime") / f"{source.stem}.jsonl"
-            written[path] = write_jsonl(
-                path, [prompt_row(env, task, source.stem) for task in tasks]
-            )
-    return written
+            counts[path] = write_jsonl(path, [prompt_row(env, task, source.stem) for task in tasks])
+    return counts
 
 
 def prompt_row(env: str, task: Task, split: str) -> dict[str, Any]:
@@ -77,12 +75,12 @@ def main() -> None:
     parser.add_argument("--level", default="", help="keep the problems of this level only")
     arguments = parser.parse_args()
     try:
-        written = write_prompts(
+        counts = write_prompts(
             arguments.env, arguments.data_dir, arguments.out_dir, arguments.level
         )
     except (ReflectkitError, OSError) as error:
         sys.exit(print_error(str(error), 2))
-    for path, count in written.items():
+    for path, count in counts.items():
         say(f"{path}: {pluralize(count, 'task')}")
 
 

@@ -109,8 +109,8 @@ def read_prompt(args: Any, metadata: Any) -> Prompt:
         fix = "write it with `python -m reflectkit.integrations.slime`, and use --metadata-key metadata"
         raise DataError("prompt data", f"has no task; {fix}")
     task = from_json(Task, metadata["task"], path="prompt data")
-    general, own = getattr(args, KEY, None) or {}, metadata.get(KEY) or {}
-    config = _config(json.dumps({"env": metadata["env"], **general, **own}, default=str))
+    general, of_prompt = getattr(args, KEY, None) or {}, metadata.get(KEY) or {}
+    config = _config(json.dumps({"env": metadata["env"], **general, **of_prompt}, default=str))
     if task.env != config.plugin.setup.env_name:
         raise ConfigError(
             f"task {task.id!r} is of env '{task.env}', but {WHERE} has env: {config.plugin.env.name}; leave env out"
@@ -376,43 +376,43 @@ def to_samples(
         dict.fromkeys((turn.observation.choices for turn in turns), ()),
     )
     status = type(sample).Status(trajectory.status.value)
-    written = (
+    text = (
         []
         if trajectory.status is Status.ABORTED
         else rows([replace(trajectory, turns=turns)], zeros, zeros, labels)
     )
     own_answers = iter(answers)
     filled = []
-    for row in written:
-        own = _blank(sample, trajectory, status)
+    for row in text:
+        copy_of = _blank(sample, trajectory, status)
         start = row.loss_mask.index(1)
-        own.tokens = list(row.tokens)
-        own.response_length = len(row.tokens) - start
-        own.loss_mask = list(row.loss_mask[start:])
-        own.rollout_log_probs = list(row.logprobs[start:])
-        own.response = tokenizer.decode(row.tokens[start:])
+        copy_of.tokens = list(row.tokens)
+        copy_of.response_length = len(row.tokens) - start
+        copy_of.loss_mask = list(row.loss_mask[start:])
+        copy_of.rollout_log_probs = list(row.logprobs[start:])
+        copy_of.response = tokenizer.decode(row.tokens[start:])
         for answer in itertools.islice(own_answers, max(row.decisions) + 1):
-            own.prefix_cache_info.add(dict(answer.meta))
+            copy_of.prefix_cache_info.add(dict(answer.meta))
             if "weight_version" in answer.meta:
-                own.weight_versions.append(answer.meta["weight_version"])
-        filled.append(own)
+                copy_of.weight_versions.append(answer.meta["weight_version"])
+        filled.append(copy_of)
     if not filled:  # slime drops no samples: a row of two tokens with an empty mask
-        own = _blank(sample, trajectory, status)
-        own.tokens, own.response, own.response_length = [0, 0], "", 1
-        own.loss_mask, own.rollout_log_probs, own.remove_sample = [0], [0.0], True
-        filled = [own]
-    for own in filled:
-        own.metadata[EPISODE]["figures"]["rows"] = len(filled)
+        copy_of = _blank(sample, trajectory, status)
+        copy_of.tokens, copy_of.response, copy_of.response_length = [0, 0], "", 1
+        copy_of.loss_mask, copy_of.rollout_log_probs, copy_of.remove_sample = [0], [0.0], True
+        filled = [copy_of]
+    for copy_of in filled:
+        copy_of.metadata[EPISODE]["figures"]["rows"] = len(filled)
     return filled
 
 
 def _blank(sample: Any, trajectory: Trajectory, status: Any) -> Any:
     """A copy of `sample` with the facts of the episode, and without tokens."""
-    own = copy.copy(sample)
-    own.reward = 0.0 if trajectory.status is Status.ABORTED else trajectory.total_return
-    own.status, own.remove_sample = status, False
-    own.rollout_id = sample.index if sample.rollout_id is None else sample.rollout_id
-    own.weight_versions, own.prefix_cache_info = [], type(sample.prefix_cache_info)()
+    result = copy.copy(sample)
+    result.reward = 0.0 if trajectory.status is Status.ABORTED else trajectory.total_return
+    result.status, result.remove_sample = status, False
+    result.rollout_id = sample.index if sample.rollout_id is None else sample.rollout_id
+    result.weight_versions, result.prefix_cache_info = [], type(sample.prefix_cache_info)()
     decisions = [turn.decision for turn in trajectory.turns]
     thoughts = [decision.thoughts for decision in decisions if decision.thoughts is not None]
     figures = {
@@ -431,8 +431,8 @@ def _blank(sample: Any, trajectory: Trajectory, status: Any) -> Any:
         "reason": trajectory.reason,
         "figures": figures,
     }
-    own.metadata = {**sample.metadata, EPISODE: facts}
-    return own
+    result.metadata = {**sample.metadata, EPISODE: facts}
+    return result
 
 
 def policy_model(args: Any, evaluation: bool) -> tuple[str, Any, int, str | None]:

@@ -41,7 +41,7 @@ def normalise_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
         episodes: dict[Any, list[float]] = {}
         for row in rows:
             episodes.setdefault(episode_key(samples[row], row), []).append(raw[row])
-        values = [fmean(own) for own in episodes.values()]
+        values = [fmean(parts) for parts in episodes.values()]
         mean, scale = (
             fmean(values),
             (stdev(values) if len(values) > 1 else 0.0) + SMALLEST if scaled else 1.0,
@@ -58,9 +58,9 @@ def keep_group(args: Any, samples: list[Any], **_: Any) -> Any:
     from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 
     firsts = [item[0] if isinstance(item, list) else item for item in samples if item != []]
-    ended = [sample for sample in firsts if not failed(sample)]
-    rewards = [reward_of(args, sample) for sample in ended]
-    if len(ended) < 2:
+    whole = [sample for sample in firsts if not failed(sample)]
+    rewards = [reward_of(args, sample) for sample in whole]
+    if len(whole) < 2:
         return DynamicFilterOutput(keep=False, reason="failed_episodes")
     if max(rewards) - min(rewards) <= SMALLEST:
         return DynamicFilterOutput(keep=False, reason=f"equal_rewards_{round(rewards[0], 1)}")
@@ -97,14 +97,14 @@ def figures(samples: Sequence[Any]) -> dict[str, float]:
     episodes = [sample for sample in firsts.values() if EPISODE in (sample.metadata or {})]
     if not episodes:
         return {}
-    ended = [sample.metadata[EPISODE] for sample in episodes if not failed(sample)]
+    whole = [sample.metadata[EPISODE] for sample in episodes if not failed(sample)]
     means = {"failed": fmean(failed(sample) for sample in episodes)}
-    for name in sorted({name for episode in ended for name in episode["figures"]}):
+    for name in sorted({name for episode in whole for name in episode["figures"]}):
         means[name] = fmean(
-            episode["figures"][name] for episode in ended if name in episode["figures"]
+            episode["figures"][name] for episode in whole if name in episode["figures"]
         )
     tries: dict[str, list[bool]] = {}
-    for episode in ended if "success" in means else ():
+    for episode in whole if "success" in means else ():
         tries.setdefault(episode["task"], []).append(bool(episode["figures"].get("success")))
     most = max(map(len, tries.values()), default=0)
     complete = [outcomes for outcomes in tries.values() if len(outcomes) == most]
@@ -138,11 +138,11 @@ def log_evaluation(rollout_id: int, args: Any, data: dict[str, Any], extra_metri
         logged |= {
             f"eval/{name}/reflectkit/{key}": value for key, value in figures(samples).items()
         }
-        kept = [number for number, sample in enumerate(samples) if not failed(sample)]
-        if samples and not kept:
+        numbers = [number for number, sample in enumerate(samples) if not failed(sample)]
+        if samples and not numbers:
             del data[name]
-        elif len(kept) < len(samples):
+        elif len(numbers) < len(samples):
             for key in ("rewards", "truncated", "samples"):
-                part[key] = [part[key][number] for number in kept]
+                part[key] = [part[key][number] for number in numbers]
     logging_utils.log(args, logged, step_key="eval/step")
     return False
