@@ -186,7 +186,9 @@ class Caller:
     timeout_s: for a whole response, from connecting to its last byte. on_error_bill: see
     `LimitedClient`.
 
-    Raises ------ ConfigError: a key or an address is missing, or the environment's proxy or
+    Raises
+    ------
+    ConfigError: a key or an address is missing, or the environment's proxy or
     certificates cannot be used; ApiError: no local server listens.
     """
 

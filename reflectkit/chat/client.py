@@ -253,7 +253,9 @@ class ChatClient:
         A request whose answer is cut off, empty, refused, filtered or does not parse is repeated,
         as often as it says. Equal concurrent requests share one call.
 
-        Raises ------ ApiError: the server is unusable: it answered nothing, or failed several
+        Raises
+        ------
+        ApiError: the server is unusable: it answered nothing, or failed several
         requests in a row. All requests in progress then end with this error, after the calls in
         flight are in the journal.
         """

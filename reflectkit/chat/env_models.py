@@ -82,7 +82,9 @@ class EnvModel:
     async def ask(self, requests: Sequence[Request], parse: Callable[[str], Value]) -> list[Value]:
         """The answers, as `parse` reads them.
 
-        Raises ------ EnvironmentFailure: the server cannot be used, after its bounded retries, or
+        Raises
+        ------
+        EnvironmentFailure: the server cannot be used, after its bounded retries, or
         gives nothing usable. ApiError: three of that came one after the other; NoAccessError: the
         key, the credit, the model or the address must be put right first. BudgetSpentError: the
         budget does not allow the next call.

@@ -109,7 +109,9 @@ class ChatReflector:
     async def remark(self, observation: Observation, context: Context) -> str:
         """The comment that a policy sees in its turn.
 
-        Raises ------ EnvironmentFailure: no answer can be used. ApiError: the server does not
+        Raises
+        ------
+        EnvironmentFailure: no answer can be used. ApiError: the server does not
         answer. BudgetSpentError: the budget does not allow the call. The last two end the run,
         after the calls in flight are in the journal.
         """

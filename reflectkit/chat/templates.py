@@ -347,7 +347,9 @@ def parse_reply(text: str, choices: Sequence[str], *, analysed: bool = True) -> 
     Two lines are asked for. Also read are JSON with these keys, a choice in words, and a line with
     the choice alone.
 
-    Raises ------ ValueError: saying what is wrong with it; UnreadableError where it names no
+    Raises
+    ------
+    ValueError: saying what is wrong with it; UnreadableError where it names no
     action, or may mean several.
 
     >>> parse_reply("Analysis: The fee is set elsewhere.\\nChoice: 1", ["cd app", "cd conf"])
@@ -463,7 +465,9 @@ def parse_lesson(text: str, observation: Observation) -> tuple[str, Action]:
     """(analysis, action) of a teacher's reply. A call that cannot be executed is in the calls'
     errors, for the env to tell.
 
-    Raises ------ ValueError, as `parse_reply`; UnreadableError also where there is no analysis, or
+    Raises
+    ------
+    ValueError, as `parse_reply`; UnreadableError also where there is no analysis, or
     nothing to read below it.
 
     >>> parse_lesson("Analysis: Six and one are seven.\\n7", Observation((Message("user", "6 + 1"),)))

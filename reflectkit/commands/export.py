@@ -92,6 +92,8 @@ def run(config: ExportConfig, progress: Progress) -> Report:
     checkpoint = ModelRef.parse(str(config.policy)).checkpoint(progress)
     config = with_values(config, policy=checkpoint.path)
     hub_options(config.policy)  # whether there is such a model
+
+    # 1. What is exported, and where to
     with open_run("export", config, [config.policy]) as current:
         if current.done:
             return current.done
@@ -101,6 +103,7 @@ def run(config: ExportConfig, progress: Progress) -> Report:
         from reflectkit.models.checkpoint_metadata import base_of, model_facts
         from reflectkit.models.load import export
 
+        # Only an earlier export of the same checkpoint may be replaced
         target = config.out_dir
         earlier = model_facts(target).get("exported_from")
         if target.exists() and earlier is None:
@@ -112,6 +115,8 @@ def run(config: ExportConfig, progress: Progress) -> Report:
                 f"{target} already exists, from {earlier}; choose another --out-dir (or use"
                 " --force)"
             )
+
+        # 2. The weights, the facts that still hold, and the card
         with progress.bar(f"export {config.policy}", 1) as bar:
             origin_facts = model_facts(config.policy)
             base = base_of(config.policy)
@@ -128,6 +133,8 @@ def run(config: ExportConfig, progress: Progress) -> Report:
                 facts,
             )
             bar.advance()
+
+        # 3. The report
         parameters = sum(weight.numel() for weight in player.model.parameters())
         figures = {
             "role": player.role,
@@ -160,6 +167,7 @@ def bring_home(config: ExportConfig, current: Run, progress: Progress) -> Report
     record = facts.pop(SERVICE)
     service = open_service(record["engine"], ServiceSettings(service_rows=int(record["rows"])))
 
+    # The service gives an adapter out as an archive
     async def fetched() -> bytes:
         adapter = await loaded(service, record["base"], int(record["rank"]), 0, record["state"])
         archive = await adapter.archive()
@@ -235,6 +243,7 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None, prompt: 
     """The model card: description, origin, metrics, settings and use. facts: of the checkpoint.
     base: of an adapter. prompt: an example.
     """
+    # 1. What the model reads and answers
     role, run_dir, target = (
         facts.get("role") or "chat",
         config.policy.parent,
@@ -254,6 +263,8 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None, prompt: 
         form = "" if role == "chat" else " as plain text, without a chat template"
         comments = ", with comments" if reflector else ""
         reads = f"what the environment shows{form}{comments}; it answers with text or tool calls"
+
+    # 2. The header that the hub reads
     header: dict[str, Any] = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
@@ -263,6 +274,8 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None, prompt: 
         header["license"] = config.license
     if isinstance(origin, str) and origin.count("/") == 1 and not Path(origin).exists():
         header["base_model"] = origin
+
+    # 3. Where it comes from, and its figures
     made_from = [
         f"- checkpoint: `{config.policy}`",
         f"- base: `{origin or 'its own weights'}`{', its LoRA adapter merged' if base else ''}",
@@ -280,6 +293,8 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None, prompt: 
                 else {}
             )
     figures = figures_table("", "value", metrics).rows
+
+    # 4. How it is loaded: a policy with its reflector, if it reads comments
     players = target
     if role == "reflection":
         players = f'"PATH/OF/ITS/POLICY", reflector={target}'
@@ -344,7 +359,9 @@ def prompt_at_start(config: ExportConfig, facts: dict[str, Any]) -> str:
 
 def _first_observation(config: ExportConfig, env: str) -> Observation | None:
     """None for an environment in another process, or one that asks a chat model."""
+    # The settings of the environment as they were in training
     recorded = _recorded(config.policy.parent / "config.json", "settings") | {"env": env}
+    # Other settings of the run do not matter here
     names = {leaf.name for leaf in leaves(EnvConfig, {"env": env})}
     settings = build(EnvConfig, {name: value for name, value in recorded.items() if name in names})
     if settings.kind.remote or chat_settings(settings.settings):

@@ -68,6 +68,7 @@ CONFIG = FilterRepoConfig
 
 def run(config: FilterRepoConfig, progress: Progress) -> Report:
     """Write `repos_filtered/<name>/` for each repository. Raises DataError if none is left."""
+    # 1. Where the repositories are. Copies must not become originals
     source, target = config.repo_dir, config.setup.repos_folder
     if source == REPOSITORIES and not source.is_dir():
         source = included_repositories()
@@ -85,9 +86,12 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
     with open_run("filter-repo", config, list(filter(readable, paths))) as current:
         if current.done:
             return current.done
+
+        # 2. The copies
         results: list[Filtered] = []
         with progress.bar("Filtering repositories", len(paths)) as bar:
             for path in paths:
+                # Two repositories of one name would be one folder
                 name = repository_name(path)
                 if fault := name_fault(name, is_folder=True):
                     results.append(Filtered(name, why_not=fault))
@@ -100,6 +104,8 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
                         filter_repository(path, target / name, int(config.max_file_mb * 2**20))
                     )
                 bar.advance()
+
+        # 3. What is told
         copies_made = [result for result in results if not result.why_not]
         left_out = {result.name: result.why_not for result in results if result.why_not}
         for name, why_not in left_out.items():
@@ -107,6 +113,7 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
         if not copies_made:
             name, why_not = next(iter(left_out.items()))
             raise DataError(config.repo_dir, f"no repositories are left; e.g. {name}: {why_not}")
+        # Folders of an earlier run stay, as they may have been made by hand
         names = {result.name for result in copies_made}
         earlier = sorted(str(path) for path in target.glob("[!.]*/") if path.name not in names)
         if earlier:
@@ -120,6 +127,8 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
                     f"warning: {result.name}: none of its code was kept, e.g. not"
                     f" {result.code_drop}"
                 )
+
+        # 4. The tables
         rows = [
             (
                 result.name,

@@ -68,6 +68,7 @@ CONFIG = FilterTaskConfig
 
 def run(config: FilterTaskConfig, progress: Progress) -> Report:
     """Write `tasks_filtered/data.json`. Raises DataError, naming file, record and field."""
+    # 1. The files of questions
     source = config.task_file or config.setup.env_folder / "tasks"
     if not config.task_file and not source.exists():
         raise DataError(
@@ -79,6 +80,8 @@ def run(config: FilterTaskConfig, progress: Progress) -> Report:
     with open_run("filter-task", config, files) as current:
         if current.done:
             return current.done
+
+        # 2. The questions, once each, with the trajectories of all their copies
         counts: Counter[str] = Counter()
         questions: dict[str, tuple[FileQuestion, list[Any]]] = {}
         with progress.bar("Filtering questions", len(files)) as bar:
@@ -97,6 +100,8 @@ def run(config: FilterTaskConfig, progress: Progress) -> Report:
                     trajectories = questions.setdefault(question.id, (question, []))[1]
                     _merge(trajectories, value.get("trajectories") or [], where)
                 bar.advance()
+
+        # 3. The list, and what was dropped
         if not questions:
             raise DataError(
                 source,
@@ -139,11 +144,14 @@ def _json_files(source: Path) -> list[Path]:
 
 def _clean(question: FileQuestion, repos: Path, levels: Sequence[str]) -> FileQuestion | str:
     """The question as the environment can ask it, or why it is dropped."""
+    # 1. Its text
     text = " ".join(question.question.split())
     if lone_surrogate(text + question.answer):
         return "text that is not valid Unicode"
     if not text:
         return "empty question"
+
+    # 2. Its file
     try:
         repository = find_repository(repos, question.root)
     except DataError:
@@ -153,6 +161,8 @@ def _clean(question: FileQuestion, repos: Path, levels: Sequence[str]) -> FileQu
         return "vanished file"
     if not offered(repository, filename) or str(level) not in levels:
         return "file that commands cannot reach"
+
+    # 3. The commands that lead there, as the environment offers them
     way = normal_path(question.optimal_path)
     if answer_of(repository, way) != filename:
         way = tuple(shortest_path(filename))

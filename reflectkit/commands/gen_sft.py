@@ -197,10 +197,13 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
     completion a line; and sft_think, of a comment and then the action, where there are no tools and
     conversations.
     """
+    # Rows of other sources than demonstrations or logs
     if config.learns_decisions:
         return _write_decisions(config)
     if config.played is not None:
         return _write_hindsight(config, config.played)
+
+    # 1. What is learned from, and where the rows go
     source = config.log or config.task_file or config.setup.folder / "train.json"
     target = config.out_dir or config.setup.folder
     write_permission(target)
@@ -220,6 +223,8 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
     ) as current:
         if current.done:
             return current.done
+
+        # 2. The steps to learn from
         if not config.log and not config.task_file:
             _compare(records, source.with_name(RECORDS), progress)
         faults: Counter[str] = Counter()
@@ -243,6 +248,8 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
             raise DataError(source, f"no record has a demonstration; generate some with {command}")
         for fault, number in faults.items():
             progress.news(f"{pluralize(number, 'demonstration')}: {fault}")
+
+        # 3. The rows. A wrong move teaches a reflector, but no policy
         right = [step for step in steps if step.note != "mistake"]
         positive = [step for step in steps if step.note == "positive"]
         commented = [step for step in steps if step.reflection.strip()]
@@ -260,6 +267,7 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
             ],
             "sft_policy_positive": _policy_rows(config, positive, reflector_comments),
         }
+        # A model that thinks first has no place for calls and conversations
         thinking = [
             think_row(step)
             for step in right
@@ -268,6 +276,8 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
         rows |= {"sft_think": thinking} if thinking else {}
         if config.questions:
             rows[TYPED.stem] = _typed(steps, config, source)
+
+        # 4. The files
         outputs, figures = [], {}
         for name in rows:
             path = target / f"{name}.jsonl"
@@ -291,6 +301,7 @@ def _write_decisions(config: GenSFTConfig) -> Report:
     with open_run("gen-sft", config, inputs) as current:
         if current.done:
             return current.done
+        # From a file, or the training part of the environment's data set
         if config.decisions is not None:
             decisions = read_labelled(config.decisions)
         else:
@@ -374,6 +385,7 @@ def _reflector_comments(
     reflector: Any = reflector_of(sampler, config.reflector.facts, config.reflector.text)
     result: dict[str, str] = {}
     with progress.bar("The reflector comments", len(steps)) as bar:
+        # As many states at once as the sampler takes
         for start in range(0, len(steps), sampler.batch):
             part = steps[start : start + sampler.batch]
             comments = run_sync(
@@ -389,6 +401,7 @@ def _reflector_comments(
 def _policy_rows(
     config: GenSFTConfig, steps: list[Lesson], reflector_comments: dict[str, str]
 ) -> list[dict[str, Any]]:
+    # Who comments, by the names of --comments
     sources: dict[str, Callable[[Lesson], str]] = {
         "teacher": lambda step: step.reflection,
         "reflector": lambda step: reflector_comments.get(step.observation.text, ""),

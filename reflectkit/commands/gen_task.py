@@ -124,6 +124,7 @@ def run(config: GenTaskConfig, progress: Progress) -> Report:
 
 def _ask(config: GenTaskConfig, progress: Progress) -> Report:
     """Write questions about the files of the filtered repositories."""
+    # 1. The repositories
     settings: QuestionSettings = config.settings
     repos = settings.repos_dir or config.setup.repos_folder
     folders = sorted(path for path in repos.iterdir() if path.is_dir()) if repos.is_dir() else []
@@ -133,6 +134,8 @@ def _ask(config: GenTaskConfig, progress: Progress) -> Report:
             repos, "has no repositories; run `reflectkit filter-repo` first, or give --repos-dir"
         )
     target, journal = config.setup.env_folder / "tasks", config.setup.env_folder / "journal.jsonl"
+
+    # 2. What it would cost
     if config.teacher.chat.dry_run:
         material = read_material(folders, settings, progress)
         figures, table = estimate_questions(config.teacher, material, settings, journal)
@@ -141,6 +144,8 @@ def _ask(config: GenTaskConfig, progress: Progress) -> Report:
     with open_run("gen-task", config, folders) as current:
         if current.done:
             return current.done
+
+        # 3. The questions
         material = read_material(folders, settings, progress)
         figures = {}
         if config.teacher.is_oracle:
@@ -151,6 +156,8 @@ def _ask(config: GenTaskConfig, progress: Progress) -> Report:
             questions = answers.questions
             figures = client.call_figures(answers.rejected, target / "rejected.jsonl", progress)
             figures["dropped"] = dict(answers.dropped)
+
+        # 4. A file for each repository
         outputs, rows, found_in_all = [], [], 0
         levels = range(settings.max_level + 1)
         for name, files in material.files.items():
@@ -163,6 +170,7 @@ def _ask(config: GenTaskConfig, progress: Progress) -> Report:
             share = f"{100 * by_words / len(asked_here):.0f} %" if asked_here else ""
             rows.append((name, *map(str, (len(files), len(asked_here), *counts)), share))
             found_in_all += by_words
+        # The answers so far are in the files, also where the budget ended
         if not config.teacher.is_oracle:
             progress_text = (
                 f"{answers.answered} of {pluralize(len(material.all_files), 'file')} asked about"
@@ -170,6 +178,8 @@ def _ask(config: GenTaskConfig, progress: Progress) -> Report:
             client.stop_if_spent(f"{progress_text}; the questions are in {target}")
         for path in {target / f"{name}.json" for name in material.files}.difference(outputs):
             path.unlink(missing_ok=True)  # of an earlier run; filter-task would read it
+
+        # 5. What was left out, and the tables
         if not questions:
             why = (
                 {"unusable": figures.get("rejected", 0)}
@@ -213,6 +223,7 @@ def _generate(
     config: GenTaskConfig, generator: type[ProblemGenerator], progress: Progress
 ) -> Report:
     """Write the problems of the env's generator."""
+    # 1. The generator, and what it reads
     maker = generator(config.settings, config.setup.env_folder, config.run.seed)
     inputs = maker.inputs()
     for folder in (*maker.outputs(), config.setup.folder):
@@ -221,6 +232,8 @@ def _generate(
     with open_run("gen-task", config, [*inputs, *code]) as current:
         if current.done:
             return current.done
+
+        # 2. Its problems
         generated = maker.generate(progress)
         outputs = []
         for name, tasks in generated.tasks.items():

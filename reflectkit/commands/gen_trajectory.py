@@ -434,6 +434,7 @@ def _play(
     seed, make, width = config.run.seed, config.setup.maker(level), config.rollout.width
     if config.teacher.chat.max_cost_usd is not None:  # the budget then pays for whole episodes
         width = min(width, config.teacher.chat.concurrency)
+    # The seed of an episode does not depend on the others
     parts: dict[str, list[Episode]] = {"positive": [], "negative": []}
     for label, number, task in planned:
         path = ("demonstration", task.id) if label == "positive" else ("negative", number, task.id)
@@ -443,6 +444,7 @@ def _play(
     for label, episodes in parts.items():
         if not episodes:
             continue
+        # The oracle makes a mistake first, and the teacher goes on from there
         agent = teacher if label == "positive" else Recovery(teacher)
         with progress.bar(f"Demonstrations, {label}", len(episodes)) as bar:
 

@@ -122,6 +122,7 @@ CONFIG = NewConfig
 
 def run(config: NewConfig, progress: Progress) -> Report:
     """Write NAME.py, and for prompts NAME.jsonl. Raises ConfigError if there is one."""
+    # 1. The texts, with the name in place
     name, kind = config.name, "".join(part.capitalize() for part in config.name.split("_"))
     texts = {Path(f"{name}.py"): FILES[config.kind].replace("NAME", name).replace("CLASS", kind)}
     env = f"--env {name}.py:{kind}"
@@ -131,6 +132,8 @@ def run(config: NewConfig, progress: Progress) -> Report:
             f"--env prompts --dataset {name}.jsonl --reward {name}.py:exact --reward"
             f" {name}.py:short=0.1"
         )
+
+    # 2. The files, if none of them exists
     for path in texts:
         if path.exists():
             raise ConfigError(f"{path} exists already, and is left as it is; choose another name")
@@ -147,6 +150,7 @@ def run(config: NewConfig, progress: Progress) -> Report:
 
 
 def _sums() -> list[dict[str, str]]:
+    # In a random order that is always the same
     numbers = [(a, b) for a in range(10) for b in range(10)]
     random.Random(0).shuffle(numbers)
     return [

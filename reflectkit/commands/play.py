@@ -81,22 +81,29 @@ class Narrator:
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The agent's decision."""
+        # 1. What the player sees
         person = isinstance(self.agent, Human)
         if context.turns and (context.turns[-1].reward or not observation.replies):
             self.tell_reward(context.turns)
         self.see(f"Step {len(context.turns) + 1}", observation, context.turns)
         if person and not context.turns:
             self.progress.news(f"Keys: {keys_of(context.env)}")
+
+        # 2. The comment
         comment = (
             None if self.comment is None else one_line(await self.comment(observation, context))
         )
         if comment is not None:
             self.progress.news(f"Reflection: {comment}")
+
+        # 3. The action
         decision = await self.agent.decide(observation, context)
         if not person:
             self.progress.news(decision_text(observation, decision, commented=comment is not None))
         if comment is not None or person:
             decision = replace(decision, reflection=comment)
+
+        # 4. A person who watches may stop here
         if self.wait and not decision.truncation_reason and not decision.failure:
             self.stopped = not self._wants_next(context.env)
         return replace(decision, truncation_reason=QUIT) if self.stopped else decision
@@ -159,6 +166,7 @@ def decision_text(observation: Observation, decision: Decision, *, commented: bo
         lines.append(f"Reflection: {one_line(decision.reflection)}")
     if decision.truncation_reason or decision.failure:
         return "\n".join([*lines, str(decision.truncation_reason or decision.failure)])
+    # The likeliest choices, unless nearly none of the probability is left
     likely = sorted(enumerate(decision.probabilities), key=lambda item: -item[1])[:MOST_SHOWN]
     shares = [
         f"{100 * share:.0f} % {one_line(observation.choices[index])}"
@@ -308,6 +316,7 @@ def run(config: PlayConfig, progress: Progress) -> Report:
     """Write `episodes.jsonl`, a line after each episode. Raises ConfigError, CheckpointError,
     DataError.
     """
+    # 1. The problems
     name, env, setup = config.player.name, config.env, config.setup
     if name != PERSON and not config.auto and not progress.attended:
         raise ConfigError("there is no terminal to wait for keys; add --auto")
@@ -315,11 +324,15 @@ def run(config: PlayConfig, progress: Progress) -> Report:
     order = list(tasks)
     generator(config.run.seed, "play").shuffle(order)
     problems = [order[number % len(order)] for number in range(config.count)]
+
+    # 2. Who plays, and who comments
     player = config.player.resolved(config.run.data_dir, progress)
     commentator = TEACHER if config.teacher else config.reflector
     commentator = resolved(commentator, config.run.data_dir, progress, reflects=True)
     if player.checkpoint is not None:
         config.sampler.answer_of(player.checkpoint)
+
+    # 3. What it would cost
     if config.chat.dry_run:
         from reflectkit.evals.estimate import estimate, planned_calls
 
@@ -328,6 +341,8 @@ def run(config: PlayConfig, progress: Progress) -> Report:
             planned_calls(commented, config.players, task.level, [task], 1) for task in problems
         ]
         return estimate("play", setup, config.chat, calls, progress, config.run.seed)
+
+    # 4. What to know before it begins
     for endpoint in config.asked_endpoints:
         key_of(endpoint)
     folders = model_folders((player.policy, player.reflector, commentator))
@@ -341,6 +356,7 @@ def run(config: PlayConfig, progress: Progress) -> Report:
         open_run("play", config, inputs, again=True) as current,
         contextlib.closing(Players(config.players)) as players,
     ):
+        # 5. The episodes
         path = current.folder / "episodes.jsonl"
         agent: Any = Human(progress) if name == PERSON else players.agent(player)
         comment = players.reflector(commentator).remark if commentator else None
@@ -360,6 +376,8 @@ def run(config: PlayConfig, progress: Progress) -> Report:
             append(path, [episode_to_json(name, trajectory, cluster=cluster_of(env.name, task))])
             if narrator.stopped or (person is not None and person.has_quit):
                 break
+
+        # 6. The report
         if len(trajectories) > 1:
             rows = [
                 (one.task.id, _outcome(one), f"{one.total_return:.3g}", str(len(one.turns)))
@@ -393,6 +411,7 @@ def _problems(config: PlayConfig) -> tuple[Path | None, Sequence[Task]]:
     elif source is None and problems.by_seed:
         tasks = list(problems.tasks("train", level))
     else:
+        # From a file: the given one, the split's test problems, or all problems
         places = [setup.folder / name for name in ("test.json", PROBLEMS)]
         source = source or next((place for place in places if place.is_file()), None)
         if source is None and kind.taskset.has("example"):

@@ -113,6 +113,7 @@ CONFIG = PlotConfig
 
 def run(config: PlotConfig, progress: Progress) -> Report:
     """Draw. Raises DataError if a run or an evaluation does not have the figure."""
+    # 1. What is drawn, and where to
     runs = [parse_run(text) for text in config.runs]
     inputs = [path for _, path in runs] or [folder / "eval.json" for folder in config.evals]
     with open_run("plot", config, inputs) as current:
@@ -123,6 +124,8 @@ def run(config: PlotConfig, progress: Progress) -> Report:
             config.out
             or current.folder / f"{'curves' if runs else RELIABILITY if reliable else 'bars'}.png"
         )
+
+        # 2. How far forecasts can be trusted
         if reliable:
             panels = _read_reliability(config.evals)
             draw_reliability(panels, out)
@@ -134,6 +137,8 @@ def run(config: PlotConfig, progress: Progress) -> Report:
             counts = tuple((kind, str(len(players))) for kind, players in panels.items())
             current.tables.append(Table(f"Reliability in {out}", ("foretold", "players"), counts))
             return current.finish(figures, [out])
+
+        # 3. Bars
         if config.evals:
             figure = config.figure[0] if config.figure else _default_bar(config.evals)
             bars = _read_bars(config.evals, figure)
@@ -148,6 +153,8 @@ def run(config: PlotConfig, progress: Progress) -> Report:
             return current.finish(
                 {f"{name} {level}": mean for (name, level), mean in means.items()}, [out]
             )
+
+        # 4. Curves. Runs of one name should differ in their seed alone
         trained = Counter((name, read_record(path.parent).get("seed")) for name, path in runs)
         for (name, seed), count in trained.items():
             if count > 1 and seed is not None:
@@ -160,6 +167,7 @@ def run(config: PlotConfig, progress: Progress) -> Report:
             if different:
                 flags = ", ".join(map(flag, different))
                 progress.news(f"warning: the runs named {name} differ in {flags}, not only in seed")
+        # A panel for each figure
         curves_of: dict[str, dict[str, list[Curve]]] = {}
         for figure in config.figure or (_default_curve([path for _, path in runs]),):
             curves_of[figure] = {}
@@ -170,6 +178,7 @@ def run(config: PlotConfig, progress: Progress) -> Report:
                 else:
                     progress.news(f"{path.parent} does not have {figure}, and is left out there")
         draw_curves(curves_of, config.against, config.smooth, out)
+        # The table shows where the curves end
         ends = {
             figure: {
                 name: median(values[-1] for _, values in seeds) for name, seeds in curves.items()
@@ -220,6 +229,7 @@ def _read_reliability(evals: Sequence[Path]) -> dict[str, dict[str, list[dict[st
             rows = read_json(path)["rows"]
             levels = {row["level"] for row in rows}
             for row in rows:
+                # A name is as short as the evaluations allow
                 parts = [
                     row["name"],
                     *([row["level"]] if len(levels) > 1 else []),
@@ -246,6 +256,7 @@ def _read_bars(
         path = folder / "eval.json"
         try:
             for row in read_json(path)["rows"]:
+                # The figures that every row has are columns of their own
                 figures = row["figures"] | {
                     "success": {"mean": row["success"], "low": row["low"], "high": row["high"]}
                 }

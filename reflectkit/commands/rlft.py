@@ -63,6 +63,7 @@ def run(config: RLConfig, progress: Progress) -> Report:
     Raises CheckpointError, DataError, DivergedError, and ConfigError if the model cannot read the
     prompts.
     """
+    # One process starts the others, and then waits for their report
     check_launch(config.processes)
     if config.processes > 1 and not config.checkpoints.plan:
         return launch("rlft", config, run)
@@ -108,6 +109,7 @@ def run(config: RLConfig, progress: Progress) -> Report:
 
 def _finished(report: Report, max_steps: int, progress: Progress) -> Report:
     """The report of a run that had ended before."""
+    # A smaller --max-steps than before changes nothing
     steps = report.figures["steps"]
     if steps > max_steps:
         more = f"more than --max-steps {max_steps}; another --name trains anew"

@@ -170,6 +170,7 @@ def help_lines(choices: Mapping[str, Any]) -> Sequence[str]:
     """What the help shows above its examples: the recipe's steps, what --fast shows, and the
     ablations.
     """
+    # Only a recipe that is named on the command line can be described
     name = choices.get("recipe")
     if not isinstance(name, str):
         return ()
@@ -192,16 +193,20 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
     """Run every step that is not finished. Raises what the stages raise, and UnknownNameError for a
     step or setting.
     """
+    # 1. What is run
     recipe = load_recipe(config.recipe)
     jobs, ablations = planned(config)
     for job in jobs:  # wrong settings are an error before the first step
         job_config(
             job, {step: job.values["results_dir"] / step for step in references(dict(job.values))}
         )
+
+    # 2. What the user is told first
     if config.label:
         name, value = config.own_folders
         folders = f"{config.data_folder} and {config.run.results_dir / config.folder}"
         progress.news(f"{flag(name)} {value} has folders of its own: {folders}")
+    # A packaged model is unpacked once for all seeds
     if any(str(value) in PACKAGED for job in jobs for value in job.values.values()):
         share_models(config.run.data_dir, dict.fromkeys(job.values["data_dir"] for job in jobs))
     refuse(
@@ -212,6 +217,8 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
     progress.news(recipe.fast_shows if config.fast and not checks else recipe.description)
     takes = f", {recipe.fast_takes}" if config.fast and recipe.fast_takes else ""
     progress.news(f"{pluralize(len(jobs), 'step')}{takes}: {', '.join(job.name for job in jobs)}")
+
+    # 3. The steps
     with open_run(
         "run", with_values(config, name=f"{config.folder}/{RECORD}", keep=True)
     ) as current:
@@ -219,6 +226,8 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
         figures: dict[str, Any] = {
             "steps": {name: str(report.folder) for name, report in reports.items()}
         }
+
+        # 4. What the ablations changed
         evaluations: dict[str, list[list[EpisodeRow]]] = {}  # by step, the episodes of each seed
         for job in jobs if ablations or config.seeds > 1 else ():
             if job.stage == "evaluate":
@@ -238,6 +247,8 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
             for step, of_step in effects.items()
             if of_step
         ]
+
+        # 5. Several seeds: pooled tables and curves
         if config.seeds > 1:
             outputs = _pool_seeds(config, recipe, evaluations, current)
             current.tables += ablated
@@ -246,6 +257,8 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
             return current.finish(
                 figures, [*outputs, *(path for report in curves for path in report.outputs)]
             )
+
+        # 6. One seed: the tables of its evaluation, and a sentence
         finals = [
             path
             for report in reports.values()
@@ -280,6 +293,7 @@ def planned(config: PipelineConfig) -> tuple[list[Job], dict[str, Ablation]]:
 
     Raises ConfigError or DataError: the recipe or a setting is wrong; see `load_recipe`.
     """
+    # 1. The ablations
     recipe = load_recipe(config.recipe)
     ablations: dict[str, Ablation] = {}
     for name in (part.strip() for text in config.ablate for part in text.split(",")):
@@ -289,9 +303,13 @@ def planned(config: PipelineConfig) -> tuple[list[Job], dict[str, Ablation]]:
         ablations[name] = ablation.model_copy(
             update={"arm": ablation.arm or f"{ablation.of} without {name}"}
         )
+
+    # 2. The jobs
     changes = _changes(config, recipe, ablations)
     seeds = range(config.run.seed, config.run.seed + config.seeds)
     jobs = [job for seed in seeds for job in _jobs(config, recipe, ablations, changes, seed)]
+
+    # 3. An ablation must be compared with what it changes
     evaluations = [job.values.get("policy", ()) for job in jobs if job.stage == "evaluate"]
     arms_by_evaluation = [
         {entry.partition("=")[0] for entry in policies} for policies in evaluations
@@ -313,6 +331,7 @@ def _changes(
     config: PipelineConfig, recipe: Recipe, ablations: Mapping[str, Ablation]
 ) -> list[Change]:
     """What `--fast`, parameters, `--set` and ablations change, in this order."""
+    # 1. By --fast and parameters
     changes: list[Change] = []
     if config.fast:
         changes += [
@@ -321,6 +340,8 @@ def _changes(
             for key, value in values.items()
         ]
     changes += parameter_changes(recipe, config.parameters)
+
+    # 2. By --set
     steps = list(with_copies(recipe.steps, ablations))
     targets = {DEFAULTS, *(step[key] for step in steps for key in ("name", "stage"))}
     of_copies: list[Change] = []  # of steps that an ablation copies
@@ -337,6 +358,8 @@ def _changes(
         (of_copies if MARK in name else changes).append(
             (name, key, parse_yaml(raw, f"--set {target}"))
         )
+
+    # 3. By ablations, and then by --set for one of their steps
     for name, ablation in ablations.items():
         for step, values in ablation.steps.items():
             changes += [(f"{step}{MARK}{name}", key, value) for key, value in values.items()]
@@ -351,6 +374,7 @@ def _jobs(
     seed: int,
 ) -> list[Job]:
     """The jobs of one seed, in order."""
+    # 1. What all steps share
     prefix = f"seed{seed}/" if config.seeds > 1 else ""
     of_run = {
         "data_dir": config.data_folder / prefix,
@@ -360,6 +384,8 @@ def _jobs(
         "threads": config.run.threads,
         "force": config.run.force,
     }
+
+    # 2. The steps
     jobs: list[Job] = []
     defaults = recipe.defaults | {key: value for name, key, value in changes if name == DEFAULTS}
     for step in with_copies(recipe.steps, ablations):
@@ -374,6 +400,7 @@ def _jobs(
                 f"step '{name}': {of_whole_run[0]} applies to the whole run; set it with"
                 f" {flag(of_whole_run[0])}"
             )
+        # A copy of a step reads the copies of the steps before it
         if ablation:
             renamed = copies(recipe.steps, ablation, ablations[ablation])
             values = {key: follow(value, renamed) for key, value in values.items()}
@@ -388,6 +415,7 @@ def _jobs(
             for key in (key for key in about.arms if key in values):
                 entries = [values[key]] if isinstance(values[key], str) else values[key]
                 values[key] = with_arms(entries, ablations, recipe.steps)
+        # A step can only read what earlier ones have made
         earlier = [job.step for job in jobs]
         if unknown := sorted(references(values) - set(earlier)):
             raise unknown_name(f"step before '{name}'", unknown[0], earlier)
@@ -408,10 +436,12 @@ def perform(jobs: Sequence[Job], progress: Progress) -> dict[str, Report]:
     for number, job in enumerate(jobs, 1):
         outputs_of_seed = outputs.setdefault(job.prefix, {})
         config = job_config(job, outputs_of_seed)
+        # A note that several steps have is told once
         for note in notes_of(config):
             if note not in notes:
                 progress.news(note)
             notes.add(note)
+        # A finished step is known from its record, without importing its libraries
         report = finished_as(job.stage, config)
         if report is None:
             progress.news(f"step {number} of {len(jobs)}: {job.name} ({job.stage})")
@@ -442,6 +472,7 @@ def job_config(job: Job, outputs: Mapping[str, Path]) -> Config:
     ConfigError.
     """
 
+    # `{step}` stands for the output of that step
     def resolved(value: Any) -> Any:
         if isinstance(value, str):
             return value.format(
@@ -471,6 +502,7 @@ def compared(
     """Differences, original arm minus ablation, over the episodes of all `seeds`; see `differences_over_seeds`."""
     effects = []
     for name, ablation in ablations.items():
+        # Both arms of each seed
         arms = (ablation.of, ablation.arm)
         pairs = [
             [episode for arm in arms for episode in seed if episode.name == arm] for seed in seeds
@@ -495,6 +527,7 @@ def _pool_seeds(
     outputs: list[Path] = []
     differences: list[dict[str, Any]] = []
     for number, (step, seeds) in enumerate(evaluations.items()):
+        # The first evaluation has the name that the tools look for
         rows, gaps = player_rows(seeds), differences_over_seeds(seeds)
         outputs.append(current.folder / (f"eval-{step}.json" if number else "eval.json"))
         write_json(outputs[-1], {"rows": [row.to_json() for row in rows]})

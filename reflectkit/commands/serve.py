@@ -131,6 +131,7 @@ def run(config: ServeConfig, progress: Progress) -> Report:
     """Serve until interrupted. Raises CheckpointError, and ConfigError if the address or --record
     cannot be used.
     """
+    # 1. The file of answers can be written
     if config.record is not None:
         refuse_device(config.record)
         try:
@@ -139,6 +140,8 @@ def run(config: ServeConfig, progress: Progress) -> Report:
             raise ConfigError(
                 f"--record {config.record}: {error.strerror}; name another file"
             ) from None
+
+    # 2. The players, whose warnings come before the long load
     with TemporaryDirectory(prefix="reflectkit-serve-") as folder:
         player = Player("policy", config.policy, config.reflector)
         player = player.resolved(config.run.data_dir, progress)
@@ -148,6 +151,8 @@ def run(config: ServeConfig, progress: Progress) -> Report:
         setup = PlayersSetup(config, (player,), Programs, Path(folder))
         for part in player.api_models:
             key_of(setup.endpoint_of(part))
+
+        # 3. The server, until Ctrl-C
         players = Players(setup)
         thread = LoopThread("reflectkit-endpoint")
         server = PolicyServer(players.agent(player), config)
@@ -200,11 +205,14 @@ class PolicyServer:
         """The answer to a request for a chat completion by session `name`. Raises RequestError."""
         from reflectkit.envs.adapters.endpoint import EndpointAnswer, RequestError
 
+        # 1. The agent, with the settings of this request
         limit = min(request.max_tokens or self._config.max_new_tokens, self._config.max_new_tokens)
         agent: Any = copy.copy(self._agent)
         agent.max_new_tokens = limit
         if request.temperature is not None:
             agent.temperature = request.temperature
+
+        # 2. Its decision, in the thread of the models
         context = Context(
             derive(self._config.run.seed, "serve", next(self._numbers)), self._env, request.turns
         )
@@ -217,6 +225,8 @@ class PolicyServer:
             raise RequestError(decision.failure, 503)
         if decision.truncation_reason is not None:
             raise RequestError(decision.truncation_reason, 400, "context_length_exceeded")
+
+        # 3. The record, and the answer
         self.record(
             {
                 "session": name,
@@ -244,9 +254,12 @@ class PolicyServer:
         from reflectkit.decisions.bodies import invalid
         from reflectkit.envs.adapters.endpoint import RequestError
 
+        # 1. The questions of the request
         names, questions = zip(*request.named_questions, strict=True)
         context = Context(derive(self._config.run.seed, "decisions"), self._env)
         work = self._decider.answer(request.text, questions, context)
+
+        # 2. Their answers; an error names the field that is to blame
         try:
             decided, usage = await asyncio.wrap_future(self.thread.submit(work))
         except TooLongError as error:
@@ -255,6 +268,8 @@ class PolicyServer:
             raise RequestError(str(error), 503, kind="api_error") from None
         except ReflectkitError as error:
             raise invalid(str(error), "value_error", "questions") from None
+
+        # 3. The record, by which outcomes find their decision, and the answer
         number = f"decision-{secrets.token_hex(8)}"
         for question, result in zip(names, decided, strict=True):
             record = {

@@ -112,11 +112,13 @@ def run(config: ServeEnvConfig, progress: Progress) -> Report:
 def tasks_of(config: ServeEnvConfig) -> dict[str, list[Task]]:
     """The problems by level, in the env's order of levels. Raises ConfigError, DataError."""
     name, kind = config.env.name, config.env.kind
+    # From the environment's own list or seeds
     levels = [config.level] if config.level else list(kind.levels)
     if config.task_file is None:
         problems = Problems(config.setup)
         list_of = partial(problems.seeds, SPLITS[0]) if problems.by_seed else config.setup.listed
         return {level: list_of(level) for level in levels}
+    # From a file, which need not have problems of all levels
     tasks = [record.task for record in read_records(config.task_file, kind.name)]
     levels = (
         [config.level]
@@ -152,6 +154,7 @@ def app_of(
 
     from reflectkit.envs.adapters.endpoint import Guard
 
+    # 1. What the environment offers, by its first problem
     kind, last = setup.kind, list(tasks)[-1]
     probe = setup.make(setup.horizon_at(last))
     first = shared_result_of(probe.reset(tasks[last][0], 0))
@@ -160,6 +163,8 @@ def app_of(
     calls = bool(first.tools and first.replies)
     fixed: Any = tuple(getattr(kind, "choices", ())) if first.choices else ()
     choice_type = Literal[fixed] if fixed else str
+
+    # 2. The types of its actions and observations in OpenEnv
     action_type: Any = CallToolAction
     if not calls:
         field: Any = {"choice": (choice_type, ...)} if first.choices else {"text": (str, ...)}
@@ -168,6 +173,8 @@ def app_of(
         {} if calls or fixed or not first.choices else {"choices": (list[str], [])}
     )
     text_type: Any = create_model("ServedObservation", __base__=Seen, **fields)
+
+    # 3. The environment of a session
     numbers = itertools.count(seed)
 
     class Served(Environment):  # type: ignore[misc, unused-ignore]
@@ -191,6 +198,7 @@ def app_of(
             **_: Any,
         ) -> Any:
             """Begin a problem: the one with this id or index, or else one that the seed draws."""
+            # The problem by id, by index, or drawn
             level, number = level or split or last, next(numbers) if seed is None else seed
             if level not in tasks:
                 raise unknown_name("level", level, tasks)
@@ -203,6 +211,7 @@ def app_of(
                 if place is None
                 else tasks[level][place]
             )
+            # An environment of another level has another horizon
             if level != self.level:
                 self.close()
                 self.env, self.level = setup.make(setup.horizon_at(level)), level
@@ -214,6 +223,7 @@ def app_of(
 
         def step(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
             """Act. What is not legal costs no step: the observation says what is wrong."""
+            # Whoever lists the tools takes no step
             if isinstance(action, ListToolsAction):
                 tools = (*self.observation.tools, REPLY)
                 specs = [

@@ -111,6 +111,7 @@ class SplitConfig(Config):
         """The file to split; None for an env that lists its own problems, before there are records
         of them.
         """
+        # The given file, or the first one that exists
         places = (
             [self.task_file]
             if self.task_file
@@ -134,6 +135,7 @@ def run(config: SplitConfig, progress: Progress) -> Report:
     By repository the splits hold about --ratio of the questions. Otherwise groups with
     demonstrations and groups without are each split in this ratio.
     """
+    # 1. The records
     source, kind, taskset = config.source, env_class(config.env), config.taskset
     if source is not None:
         config.setup.require(source)
@@ -149,6 +151,8 @@ def run(config: SplitConfig, progress: Progress) -> Report:
             ]
         else:
             records = read_records(source, kind.name)
+
+        # 2. The unit that stays in one split, and the rooms that no split gets
         by = config.by or taskset.split_by[0]
         group_of = {
             record.task.id: record.task.id if by == "question" else record.task.group
@@ -158,12 +162,16 @@ def run(config: SplitConfig, progress: Progress) -> Report:
         unseen = _unseen_rooms(set(room_of.values()), config, source)
         held_out = [record for record in records if room_of[record.task.id] in unseen]
         records = [record for record in records if room_of[record.task.id] not in unseen]
+
+        # 3. Problems that come with a split stay in it; the others are free
         split_by_id = {
             record.task.id: "" if by == "question" else split_of(config.env, record.task)
             for record in records
         }
         free = [record for record in records if not split_by_id[record.task.id]]
         chance, kinds = generator(config.run.seed, "split"), ""
+
+        # 4. A split for each unit
         if by == "repo":
             sizes = Counter(group_of[record.task.id] for record in free)
             name_of_group = split_weighted(sizes, chance, config.shares)
@@ -179,6 +187,8 @@ def run(config: SplitConfig, progress: Progress) -> Report:
                 )
             kinds = f" of {many} kinds" if (many := len(set(strata.values()))) > 1 else ""
             name_of_group = split_groups(strata, chance, config.shares)
+
+        # 5. The records of each split
         parts: dict[str, list[Record]] = {name: [] for name in SPLITS}
         for record in records:
             parts[split_by_id[record.task.id] or name_of_group[group_of[record.task.id]]].append(
@@ -189,6 +199,7 @@ def run(config: SplitConfig, progress: Progress) -> Report:
                 _refuse_emptying(
                     config, config.folder / f"{name}.json", source, come_with_splits=not free
                 )
+        # Whole repositories may miss the shares by far
         if by == "repo":
             targets = [len(records) * share / sum(config.shares) for share in config.shares]
             off = max(
@@ -202,6 +213,8 @@ def run(config: SplitConfig, progress: Progress) -> Report:
                 )
         # the rooms of an earlier split may be in this one's training split
         (config.folder / f"{UNSEEN}.json").unlink(missing_ok=True)
+
+        # 6. The files
         outputs, rows, figures = [], [], {}
         for name, part in (parts | ({UNSEEN: held_out} if unseen else {})).items():
             path = config.folder / f"{name}.json"
@@ -237,6 +250,7 @@ def split_weighted(
     Groups are assigned from largest to smallest, in random order within a size, to the split that
     lacks most of its share. With three or more groups, no split stays empty.
     """
+    # The largest first, and equal ones in random order
     groups = sorted(sizes)
     generator.shuffle(groups)
     groups.sort(key=lambda group: -sizes[group])
@@ -247,6 +261,7 @@ def split_weighted(
     assigned_sizes = dict.fromkeys(SPLITS, 0)
     assigned: dict[str, str] = {}
     for place, group in enumerate(groups):
+        # The last groups go to splits that have none
         empty = [name for name in SPLITS if not assigned_sizes[name]]
         open_to = empty if len(groups) - place <= len(empty) else SPLITS
         name = max(open_to, key=lambda name: targets[name] - assigned_sizes[name])
@@ -288,6 +303,7 @@ def _unseen_rooms(
         raise ConfigError(f"--unseen-rooms: env '{config.env}' has no rooms; leave it out")
     chance = generator(config.run.seed, "unseen rooms")
     unseen: set[str] = set()
+    # Some rooms of each kind
     for kind in sorted(set(map(config.taskset.kind_of_room, rooms))):
         of_kind = sorted(room for room in rooms if config.taskset.kind_of_room(room) == kind)
         unseen |= set(chance.sample(of_kind, max(1, round(config.unseen_rooms * len(of_kind)))))

@@ -82,6 +82,7 @@ def run(config: ViewConfig, progress: Progress) -> Report:
     """Write the page, or the logs. Raises DataError if a path is missing, has no episodes, or is
     damaged.
     """
+    # 1. The files of episodes, and what their runs say of themselves
     paths = config.paths or (config.run.results_dir / config.run.name,)
     files = episode_files(paths)
     folder = paths[0] if paths[0].is_dir() else paths[0].parent
@@ -95,6 +96,8 @@ def run(config: ViewConfig, progress: Progress) -> Report:
         )
         for file, place, name in zip(files, places, distinct_names(places), strict=True)
     ]
+
+    # 2. The page or the logs
     with progress.bar(
         "Reading episodes, in kB", sum(file.stat().st_size for file in files) // KILOBYTE
     ) as bar:
@@ -109,6 +112,8 @@ def run(config: ViewConfig, progress: Progress) -> Report:
         if not count:
             target.unlink(missing_ok=True)
             raise DataError(files[0], f"holds no episode; {MADE_BY}")
+
+    # 3. The browser
     if config.open and not webbrowser.open(outputs[0].resolve().as_uri()):
         progress.news(f"no browser could be opened; open {outputs[0]} in one")
     return Report(
@@ -125,6 +130,7 @@ def episode_files(paths: Sequence[Path]) -> list[Path]:
     """
     by_place: dict[Path, Path] = {}
     for path in paths:
+        # A file may be given directly, or be in a folder
         files = (
             [file for file in visible_files(path) if file.name == EPISODES]
             if path.is_dir()
@@ -132,6 +138,7 @@ def episode_files(paths: Sequence[Path]) -> list[Path]:
         )
         if not files or not files[0].is_file():
             raise DataError(path, f"holds no {EPISODES}; {MADE_BY}")
+        # Two paths may lead to the same file
         for file in files:
             by_place.setdefault(file.resolve(), file)
     return list(by_place.values())
@@ -158,6 +165,7 @@ def _episodes(files: Sequence[Path], bar: Bar) -> Iterator[tuple[int, Played]]:
     characters = 0
 
     def on_line(size: int) -> None:
+        # The bar counts whole kilobytes
         nonlocal characters
         bar.advance((characters + size) // KILOBYTE - characters // KILOBYTE)
         characters += size

@@ -59,19 +59,22 @@ class Act:
     """The valid tool calls, where tools are offered."""
 
 
-def observation_of(seen: Input, choices: Sequence[str] | None) -> Observation:
-    """`seen` as an observation. Raises ConfigError."""
+def observation_of(view: Input, choices: Sequence[str] | None) -> Observation:
+    """`view` as an observation. Raises ConfigError."""
+    # 1. The choices
     legal = tuple(choices or ())
     if isinstance(choices, str) or not all(isinstance(choice, str) and choice for choice in legal):
         raise ConfigError(
             f"choices must be a list of texts that are not empty, not {choices!r:.80}"
         )
-    if isinstance(seen, Observation):
-        return dataclasses.replace(seen, choices=legal) if legal else seen
-    if isinstance(seen, str):
-        return Observation((Message("user", seen),), legal)
+
+    # 2. What is seen, in one of three forms
+    if isinstance(view, Observation):
+        return dataclasses.replace(view, choices=legal) if legal else view
+    if isinstance(view, str):
+        return Observation((Message("user", view),), legal)
     try:
-        plain: Any = seen
+        plain: Any = view
         parts = [
             each if isinstance(each, Message) else Message(each["role"], each["content"])
             for each in plain
@@ -80,7 +83,7 @@ def observation_of(seen: Input, choices: Sequence[str] | None) -> Observation:
         parts = []
     if not parts or any(message.role not in ROLES for message in parts):
         raise ConfigError(
-            f"what is seen is a text, an Observation, or a list of Message, not {seen!r:.80}"
+            f"what is seen is a text, an Observation, or a list of Message, not {view!r:.80}"
         )
     return Observation(tuple(parts), legal)
 
@@ -123,16 +126,17 @@ def load_agent(
 
     Args:
         policy: A checkpoint, a run of `sft` or `rlft` (its best checkpoint if training validated,
-        else the newest),
-            a hub id, a chat model (`openai:MODEL`, `azure:…`, `local:…`), or anything else that
-            `--policy` takes.
-        reflector: The same, for the model that comments. temperature: 0 takes the likeliest action.
+            else the newest), a hub id, a chat model (`openai:MODEL`, `azure:…`, `local:…`), or
+            anything else that `--policy` takes.
+        reflector: The same, for the model that comments.
+        temperature: 0 takes the likeliest action.
         seed: Of the sampling; the same calls in the same order get the same answers.
-        max_new_tokens: Maximum length of an answer without choices. device: `auto`, `cpu`, `cuda`,
-        … thinking: Reasoning of a model with a chat template (`on`, `off` or `hidden`); default: as
-        in training, or `on`. answer: What a model without SFT answers where it chooses (`label`,
-        `text` or `score`); default: as in training,
-            or `label`.
+        max_new_tokens: Maximum length of an answer without choices.
+        device: `auto`, `cpu`, `cuda`, …
+        thinking: Reasoning of a model with a chat template (`on`, `off` or `hidden`); default: as
+            in training, or `on`.
+        answer: What a model without SFT answers where it chooses (`label`, `text` or `score`);
+            default: as in training, or `label`.
         base_url: Server of a `local:` model.
         rules: What a chat model is told of the environment.
 
@@ -140,10 +144,13 @@ def load_agent(
         CheckpointError: A model cannot be loaded.
         ConfigError: A setting is invalid.
     """
+    # 1. The models, and what they were trained for
     player = _parsed(policy, reflector).resolved(RunConfig().data_dir, Quiet())
     checkpoint = player.checkpoint
     if checkpoint is not None:
         _warn_of_mismatch(checkpoint, player.reflector)
+
+    # 2. The settings, checked as those of a command
     settings = {
         "temperature": temperature,
         "max_new_tokens": max_new_tokens,
@@ -154,6 +161,8 @@ def load_agent(
         "thinking": thinking or _trained_with(checkpoint).get("thinking", THINKING[0]),
     }
     config = build(AgentConfig, settings, "load_agent")
+
+    # 3. The players. Journals of chat models are kept until the agent is closed
     folder = TemporaryDirectory(prefix="reflectkit-agent-") if player.api_models else None
     setup = PlayersSetup(config, (player,), Env, Path(folder.name if folder else "."))
     for part in player.api_models:
@@ -201,6 +210,7 @@ class LoadedAgent:
         )
         self._env, self._numbers = _Program(rules), itertools.count()
         self._thread = LoopThread("reflectkit-agent")
+        # The finalizer must not hold the agent itself
         steps = (self._thread.close, *closing)
         self._finalizer = weakref.finalize(self, lambda: [step() for step in steps])
 
@@ -208,9 +218,10 @@ class LoadedAgent:
         """What it does about `seen`.
 
         Args:
-            seen: A text, a list of messages, or an `Observation`. choices: The legal actions, in
-            the order of training; default: those of the env that it was trained in, if
-                they are the same in every state. Without choices it answers in words.
+            seen: A text, a list of messages, or an `Observation`.
+            choices: The legal actions, in the order of training; default: those of the env that it
+                was trained in, if they are the same in every state. Without choices it answers in
+                words.
 
         Raises:
             ConfigError: `seen` or `choices` is of the wrong kind.
@@ -243,6 +254,7 @@ class LoadedAgent:
             raise ConfigError(
                 f"{len(seen)} observations and {len(each)} lists of choices; give one for each"
             )
+        # In one batch
         requests = [self._request(*pair) for pair in zip(seen, each, strict=True)]
         return self._running().result(self._act(*requests))
 
@@ -277,24 +289,28 @@ class LoadedAgent:
             raise AgentError("this agent was closed; load it again")
         return self._thread
 
-    def _request(self, seen: Input, choices: Sequence[str] | None) -> tuple[Observation, Context]:
+    def _request(self, view: Input, choices: Sequence[str] | None) -> tuple[Observation, Context]:
         """What is asked, with the actions of the env that the policy was trained in if none are
         given; its seed is the number of the request.
 
         Raises ConfigError where these differ from state to state, and for a conversation in which
         earlier comments are missing.
         """
-        observation = observation_of(seen, choices)
+        # 1. A policy that reads comments needs those of all turns
+        observation = observation_of(view, choices)
         is_begun = "assistant" in [message.role for message in observation.messages]
         if observation.replies and getattr(self._agent, "reflector", None) and is_begun:
             raise ConfigError(
                 "in a conversation the policy reads its earlier comments, too: play it with"
                 " `rollout`"
             )
+
+        # 2. The actions of the environment that it was trained in
         has_actions = bool(observation.choices or observation.tools or observation.replies)
         if self._trained_env is not None and not has_actions:
             env, settings = self._trained_env
             kind = env.action_kind(settings)
+            # A class lists the choices that are the same in every state
             if isinstance(
                 class_choices := getattr(getattr(env, "plain_type", env), "choices", None),
                 tuple | list,
@@ -312,6 +328,8 @@ class LoadedAgent:
                 )
         elif self._chooses and not has_actions:
             raise ConfigError("the policy was trained to choose: give choices=[…]")
+
+        # 3. The seed is the number of the request
         return observation, Context(derive(self._seed, "act", next(self._numbers)), self._env)
 
     async def _act(self, *requests: tuple[Observation, Context]) -> list[Act]:
@@ -334,11 +352,14 @@ class LoadedAgent:
 
 def _parsed(policy: str | Path, reflector: str | Path | None) -> Player:
     """The player, as of a --policy. Raises ConfigError."""
+    # A chat model
     text, other = str(policy), "" if reflector is None else str(reflector)
     if chat_parts(text):
         return parse_policy(f"{text}+{other}" if other else text)
+    # A folder or a hub id, in which "=" may stand
     if os.path.exists(text) or ("=" not in text and text != "random"):
         return Player("agent", ModelRef.parse(text), ModelRef.parse(other) if other else None)
+    # Anything else that --policy takes
     player = parse_policy(text)
     if other and (player.reflector or player.policy is None):
         raise ConfigError(f"{text} plays without the reflector {other}; leave one out")

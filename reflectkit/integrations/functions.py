@@ -95,6 +95,7 @@ class Result:
         """The picture of `reflectkit plot`: curves of a training run, bars of an evaluation.
         settings: as its flags.
         """
+        # An evaluation has bars, and training has curves
         source = (
             {"evals": (self.folder,)}
             if self.report.stage == "evaluate"
@@ -205,6 +206,7 @@ def call(stage: str, settings: Mapping[str, Any]) -> Result:
 def _player(value: Any) -> Any:
     """A player as text: a result stands for what it trained, and a mapping names its players."""
     if isinstance(value, Mapping):
+        # A baseline is written by its name alone
         players = {name: _player(player) for name, player in value.items()}
         return tuple(
             player if player == name else f"{name}={player}" for name, player in players.items()
@@ -236,6 +238,7 @@ def _progress() -> Iterator[Progress]:
 
 
 def _in_notebook() -> bool:
+    # Without importing it
     shell = sys.modules.get("IPython")
     running = shell.get_ipython() if shell is not None else None
     return running is not None and hasattr(running, "kernel")

@@ -67,6 +67,7 @@ class TextEnv(gymnasium.Env[str, int]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
         """Begin a problem: number `options["task"]`, or one drawn by gymnasium's generator."""
+        # gymnasium seeds its generator here, once
         super().reset(seed=seed)
         number = (options or {}).get("task")
         place = int(self.np_random.integers(len(self.tasks))) if number is None else int(number)

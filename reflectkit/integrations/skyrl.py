@@ -62,6 +62,7 @@ def register(env: str, name: str = "", **settings: Any) -> str:
 
     _setup(env, settings)
     name = name or f"{PREFIX}{env}"
+    # A name stands for one set of settings
     arguments = {"env": env, **settings}
     if name not in registry:
         add(id=name, entry_point=f"{__name__}:TextEnv", kwargs=arguments)
@@ -92,6 +93,7 @@ def rows(
     Raises UnknownNameError: no such env or level. ConfigError, DataError: no problems, or wrong
     settings.
     """
+    # 1. The problems, each with a start that is derived from its id
     setup = _setup(env, settings)
     result = []
     for task in tasks_of(env, level, task_file):
@@ -99,6 +101,8 @@ def rows(
         inner: Any = setup.make(setup.horizon_at(task.level))
         with contextlib.closing(inner):
             prompt = _View(rules_of(inner)).first(shared_result_of(inner.reset(task, start)))
+
+        # 2. What SkyRL reads of a row
         row = {
             "prompt": prompt,
             "env_class": name or f"{PREFIX}{env}",
@@ -112,6 +116,7 @@ def write_rows(path: Path | str, rows: Sequence[Mapping[str, Any]]) -> Path:
     """Write `rows` as JSON lines, or as Parquet if the name ends in .parquet. Raises ConfigError
     for another ending.
     """
+    # The ending says in which form
     path = Path(path)
     if path.suffix in (".jsonl", ".json"):
         write_jsonl(path, rows)
@@ -171,6 +176,7 @@ def _text_env() -> type[Any]:
             except (KeyError, TypeError, ValueError):
                 fix = "make the rows with reflectkit.integrations.skyrl.rows"
                 raise DataError("SkyRL's row", f"has no task and seed; {fix}") from None
+            # SkyRL's limit on turns is the environment's horizon, too
             self.max_turns = row.get("max_turns") or setup.horizon_at(self.task.level)
             self.inner: Any = setup.make(self.max_turns)
             self.view = _View(rules_of(self.inner))
@@ -190,6 +196,7 @@ def _text_env() -> type[Any]:
 
         def step(self, action: str) -> BaseTextEnvStepOutput:
             """Carry out the model's answer."""
+            # 1. The step. Failures and illegal answers are told to SkyRL
             self.turns += 1
             late = self.turns >= self.max_turns
             try:
@@ -204,6 +211,8 @@ def _text_env() -> type[Any]:
                 said = [{"role": "user", "content": encodable(str(error))}]
                 penalty = self.inner.truncation_penalty(0) if late else 0.0
                 return self._output(said, penalty, late, {"illegal": str(error)})
+
+            # 2. The figures of the episode so far
             self.figures |= result.info.get("figures", {}) | result.info.get("last_figures", {})
             self.success = result.info.get("success")
             over = result.terminated or result.truncated
@@ -259,6 +268,7 @@ class _View:
 
     def first(self, observation: Observation) -> list[dict[str, str]]:
         """The first prompt: the rules, and what can be answered, as the system's message."""
+        # 1. The system's message: rules, tools or choices
         self._observation = observation
         messages = observation.messages if observation.replies else ()
         system = [message.content for message in messages if message.role == "system"] or [
@@ -271,6 +281,8 @@ class _View:
             ]
         elif observation.choices:
             system.append(CHOICE_RULES)
+
+        # 2. The rest of the conversation
         rest = [message for message in messages if message.role != "system"] or [
             Message("user", observation.text)
         ]
@@ -336,6 +348,7 @@ def read_choice(text: str, choices: Sequence[str]) -> int:
 
     Raises IllegalActionError, which says what may be answered.
     """
+    # The whole answer, what follows the last marker, or the last line
     words = after_thought(text).strip()
     candidates = MARKER.findall(words)
     lines = [line for line in words.splitlines() if line.strip()]

@@ -97,7 +97,9 @@ def can_pack(model: Any) -> bool:
 def collate(packs: Sequence[Encoded], pad_id: int) -> dict[str, torch.Tensor]:
     """B packs as tensors, padded on the right to T tokens.
 
-    Returns ------- input_ids, attention_mask (1 for a token of a pack), position_ids and parents,
+    Returns
+    -------
+    input_ids, attention_mask (1 for a token of a pack), position_ids and parents,
     each (B, T); sources, the numbers among the B x T tokens of the N tokens before a trained one,
     and shift_labels, the trained ones, both (1, N), which are also the labels, for the trainer to
     count.

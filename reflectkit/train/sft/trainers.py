@@ -152,7 +152,9 @@ def collate_decisions(rows: Sequence[Mapping[str, Any]], pad_id: int) -> dict[st
     """B decisions, or groups of them that share a prompt, as a batch, padded on the right to T
     tokens.
 
-    Returns ------- input_ids and attention_mask (B, T); the options' tokens, which are offered, and
+    Returns
+    -------
+    input_ids and attention_mask (B, T); the options' tokens, which are offered, and
     shares as they are; and as labels one number for each decision, for the trainer to count: of
     labels that are not shifted it would leave out the first.
     """
