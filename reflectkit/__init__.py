@@ -1,8 +1,9 @@
-"""reflectkit: train small language models to act, with a reflection model that comments and a policy that acts on it.
+"""reflectkit: train small language models to act, with a reflection model that comments and a
+policy that acts on it.
 
-The names that programs need are here (docs/python.md); each is imported on first use, so that `import reflectkit` loads
-nothing but the version. Each env is registered with gymnasium where that is imported before this package, and else by
-importing `reflectkit.integrations.gym`.
+The names that programs need are here (docs/python.md); each is imported on first use, so that
+`import reflectkit` loads nothing but the version. Each env is registered with gymnasium where that
+is imported before this package, and else by importing `reflectkit.integrations.gym`.
 """
 
 from __future__ import annotations

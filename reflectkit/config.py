@@ -1,7 +1,9 @@
-"""Settings as nested, frozen pydantic models, and their flat names: flags, recipe keys and keys of config.json.
+"""Settings as nested, frozen pydantic models, and their flat names: flags, recipe keys and keys of
+config.json.
 
-A command's settings are a tree of `Config`s. A leaf of the tree is a setting; its name is a flag of the command, so no
-two leaves share a name. `build` makes a tree from values by name, and `flat` takes it apart again.
+A command's settings are a tree of `Config`s. A leaf of the tree is a setting; its name is a flag of
+the command, so no two leaves share a name. `build` makes a tree from values by name, and `flat`
+takes it apart again.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ Kind = TypeVar("Kind", bound="Config")
 REQUIRED: Any = PydanticUndefined
 """The default of a setting without one."""
 MORE, LAST = "More settings", "Every command"
-"""Panels of the help: a command's own settings that are not essential, and the settings of all commands."""
+"""Panels of the help: a command's own settings that are not essential, and the settings of all
+commands.
+"""
 
 Rule = tuple[object, str]
 """A contradiction of settings: whether it applies, and what is wrong, with the fix."""
@@ -56,7 +60,9 @@ class FromText:
 
 
 class Config(BaseModel):
-    """Settings: fields made by `option`, and further `Config`s. Values are checked strictly: "3" is no number."""
+    """Settings: fields made by `option`, and further `Config`s. Values are checked strictly: "3" is
+    no number.
+    """
 
     model_config = ConfigDict(
         frozen=True, strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True
@@ -73,7 +79,9 @@ class Config(BaseModel):
         return {}
 
     def contradictions(self) -> Iterable[Rule]:
-        """The rules for settings that do not go together. The first that applies is raised as a ConfigError."""
+        """The rules for settings that do not go together. The first that applies is raised as a
+        ConfigError.
+        """
         return ()
 
     @model_validator(mode="after")
@@ -84,7 +92,9 @@ class Config(BaseModel):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables, by name, that act as settings: part of a run's identity, and shown first."""
+        """Environment variables, by name, that act as settings: part of a run's identity, and shown
+        first.
+        """
         return {}
 
     @property
@@ -95,11 +105,16 @@ class Config(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _accept(cls, value: Any, info: ValidationInfo) -> Any:
-        """Convert text to a path, lists and single texts to a tuple, and a choice's values to its own settings."""
+        """Convert text to a path, lists and single texts to a tuple, and a choice's values to its
+        own settings.
+        """
+        # 1. A choice's values become its settings, by the class that the choice has made
         field = cls.model_fields[str(info.field_name)]
         if choice := _choice(field):
             settings_class = choice.made(info.data)
             return value if isinstance(value, settings_class) else settings_class.model_validate(value)
+
+        # 2. A flag that is given once is a list of one
         if get_origin(field.annotation) is tuple:
             values = [value] if isinstance(value, str | Path) else value
             return tuple(_usable(part, field) for part in values) if isinstance(values, list | tuple) else value
@@ -107,9 +122,14 @@ class Config(BaseModel):
 
 
 def _usable(value: Any, field: FieldInfo) -> Any:
-    """`value`, with text as a path where the setting is one. Raises ValueError for what no setting can have."""
+    """`value`, with text as a path where the setting is one. Raises ValueError for what no setting
+    can have.
+    """
+    # 1. Bytes of a file's name that are no text
     if isinstance(value, str | Path) and any("\ud800" <= character <= "\udfff" for character in str(value)):
         raise ValueError(f"{str(value)!r:.60} is not valid UTF-8")
+
+    # 2. Text as what it names
     parsed = parsed_type(field.annotation)
     if (parsed or is_path(field.annotation)) and isinstance(value, str):
         if not value or "\0" in value:
@@ -117,6 +137,8 @@ def _usable(value: Any, field: FieldInfo) -> Any:
         value = parsed.parse(value) if parsed else Path(value)
     elif parsed and isinstance(value, Path):
         value = parsed.parse(str(value))
+
+    # 3. What numpy, JSON readers and YAML can hold
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError("must fit into 64 bits")
     return value
@@ -130,8 +152,8 @@ class NoSettings(Config):
 class Choice:
     """A sub-config whose class depends on other settings.
 
-    by: the attributes of these settings, in the same `Config`. settings: from their values to the class. names: the
-    values whose settings the command's page lists.
+    by: the attributes of these settings, in the same `Config`. settings: from their values to the
+    class. names: the values whose settings the command's page lists.
     """
 
     by: tuple[str, ...]
@@ -154,11 +176,12 @@ def option(
     argument: bool = False,
     **bounds: Any,
 ) -> Any:
-    """A setting with its `help` and bounds (`ge`, `gt`, `le`, `lt`); without `default` it is required.
+    """A setting with its `help` and bounds (`ge`, `gt`, `le`, `lt`); without `default` it is
+    required.
 
-    essential: whether `--help` shows it; `--help-all` shows all. identity: whether it may change the results of a run.
-    name: its flat name, if that is not the attribute's. argument: whether it is an argument of the command instead of a
-    flag.
+    essential: whether `--help` shows it; `--help-all` shows all. identity: whether it may change
+    the results of a run. name: its flat name, if that is not the attribute's. argument: whether it
+    is an argument of the command instead of a flag.
     """
     extra: Any = {"essential": essential, "identity": identity, "name": name, "argument": argument}
     return Field(default, description=help, json_schema_extra=extra, **bounds)
@@ -189,7 +212,9 @@ def _sub_config(field: FieldInfo) -> type[Config] | None:
 
 
 def flag(name: str) -> str:
-    """The command-line flag of setting `name`: `save_steps` → `--save-steps`; `from_` → `--from`, a Python keyword."""
+    """The command-line flag of setting `name`: `save_steps` → `--save-steps`; `from_` → `--from`, a
+    Python keyword.
+    """
     return "--" + name.rstrip("_").replace("_", "-")
 
 
@@ -253,9 +278,11 @@ class Leaf:
 
 
 def leaves(kind: type[Config], values: Mapping[str, Any] | None = None) -> list[Leaf]:
-    """The settings of the tree `kind`, with those that the choices in `values` (by flat name) bring.
+    """The settings of the tree `kind`, with those that the choices in `values` (by flat name)
+    bring.
 
-    Raises UnknownNameError for an unknown choice, and ConfigError if a choice's setting has a name that is taken.
+    Raises UnknownNameError for an unknown choice, and ConfigError if a choice's setting has a name
+    that is taken.
     """
     result: dict[str, Leaf] = {}
     for leaf in _leaves(kind, values or {}, None, (), None, ()):
@@ -277,12 +304,15 @@ def _leaves(
     """defaults: the instance whose values are the defaults, if the parent has one."""
     choices: dict[str, Any] = {}
     for attribute, field in kind.model_fields.items():
+        # A sub-config's default may set other values than its class does
         default = field.default if defaults is None else getattr(defaults, attribute)
         place = (*path, attribute)
+        # The settings of a choice, under the name of what was chosen
         if choice := _choice(field):
             names = [_name(name, kind.model_fields[name]) for name in choice.by]
             owner = " and ".join(f"{name} '{choices[by]}'" for by, name in zip(choice.by, names, strict=True))
             yield from _leaves(choice.made(choices), values, None, place, owner, tuple(names))
+        # Those of a sub-config, under its heading
         elif inner := _sub_config(field):
             yield from _leaves(
                 inner, values, default if isinstance(default, Config) else None, place, heading(inner), by
@@ -294,12 +324,13 @@ def _leaves(
 
 
 def panels(rows: Iterable[Leaf], minor: Collection[str] = ()) -> dict[str | None, list[Leaf]]:
-    """The settings of a command as its help shows them: the essential ones under None, the others by panel. minor:
-    names of settings that are not essential to this command.
+    """The settings of a command as its help shows them: the essential ones under None, the others
+    by panel. minor: names of settings that are not essential to this command.
 
-    A command that marks none of its own settings as essential has only such. The arguments and the required ones come
-    first, and the settings of every command last.
+    A command that marks none of its own settings as essential has only such. The arguments and the
+    required ones come first, and the settings of every command last.
     """
+    # Sorting is stable, so the rest stays in the order of the fields
     rows = sorted(rows, key=lambda leaf: (not leaf.is_argument, leaf.default is not REQUIRED))
     marks_none = not any(_extra(leaf.field, "essential") for leaf in rows if leaf.panel is None)
     by_title: dict[str | None, list[Leaf]] = {None: []}
@@ -327,7 +358,9 @@ def choosers(kind: type[Config]) -> dict[str, Choice]:
 
 
 def choices(kind: type[Config]) -> dict[str, list[Leaf]]:
-    """The settings that each known choice brings, by owner, e.g. "env 'memory'"; none for a choice without any."""
+    """The settings that each known choice brings, by owner, e.g. "env 'memory'"; none for a choice
+    without any.
+    """
     settings_by_owner = {
         f"{by} '{name}'": leaves(choice.settings(name))
         for by, choice in choosers(kind).items()
@@ -337,18 +370,25 @@ def choices(kind: type[Config]) -> dict[str, list[Leaf]]:
 
 
 def unknown_setting(kind: type[Config], name: str, names: Iterable[str], where: str) -> ConfigError:
-    """The error for `name`, which is not among the settings `names` of `where`, with `kind` as the class of its
-    settings: its new name, the choice that has it, or the nearest name.
+    """The error for `name`, which is not among the settings `names` of `where`, with `kind` as the
+    class of its settings: its new name, the choice that has it, or the nearest name.
     """
+    # 1. A name of another toolkit
     names, settings_by_owner = list(names), choices(kind)
     all_names = {*names, *(leaf.name for rows in settings_by_owner.values() for leaf in rows)}
     if meaning := foreign_names.meaning(name, all_names):
         return ConfigError(f"{where}: {meaning}" if where else meaning)
+
+    # 2. A setting that another command has in another place
     if name == "reflector" and "policy" in names:
         return ConfigError("--reflector belongs to its policy here: --policy NAME=POLICY+REFLECTOR")
+
+    # 3. A setting of a choice that was not made
     if owners := [owner for owner, rows in settings_by_owner.items() if name in {leaf.name for leaf in rows}]:
         advice = f"{flag(name)} is a setting of {' and '.join(owners)}; leave it out"
         return ConfigError(f"{where}: {advice}" if where else advice)
+
+    # 4. A misprint
     return unknown_name(f"setting of {where or 'this'}", name, names)
 
 
@@ -357,14 +397,18 @@ def build(kind: type[Kind], values: Mapping[str, Any], where: str = "") -> Kind:
 
     Raises
     ------
-    UnknownNameError: a key that is no setting; ConfigError: a value of the wrong type or out of its bounds, a missing
-    one, a contradiction, or a setting of another choice. Both name `where`, the command or step.
+    UnknownNameError: a key that is no setting; ConfigError: a value of the wrong type or out of its
+    bounds, a missing one, a contradiction, or a setting of another choice. Both name `where`, the
+    command or step.
     """
+    # 1. The names, with defaults that follow from what is given
     values = kind.implied(values) | dict(values)
     rows = leaves(kind, values)
     names = {leaf.name for leaf in rows}
     if unknown := [str(key) for key in values if key not in names]:
         raise unknown_setting(kind, unknown[0], names, where)
+
+    # 2. The tree
     tree: dict[str, Any] = {}
     for leaf in rows:
         if leaf.default is REQUIRED and leaf.name not in values:
@@ -373,6 +417,8 @@ def build(kind: type[Kind], values: Mapping[str, Any], where: str = "") -> Kind:
         for attribute in leaf.path[:-1]:
             inner = inner.setdefault(attribute, {})
         inner[leaf.path[-1]] = values.get(leaf.name, leaf.default)
+
+    # 3. Types, bounds and contradictions
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
@@ -411,7 +457,9 @@ def flat(config: Config, *, identity_only: bool = False) -> dict[str, Any]:
 
 
 def identifying(config: Config) -> dict[str, Any]:
-    """The settings that belong to a run's identity by flat name, as JSON values, and the variables that act as such."""
+    """The settings that belong to a run's identity by flat name, as JSON values, and the variables
+    that act as such.
+    """
     values = flat(config, identity_only=True) | variables(config)
     return {name: as_plain(value) for name, value in sorted(values.items())}
 
@@ -436,6 +484,7 @@ def notes_of(config: Config) -> list[str]:
 
 def non_default(config: Config, *names: str) -> list[str]:
     """The settings among `names`, or of all, that differ from their defaults."""
+    # Defaults depend on the choices that were made
     values = flat(config)
     defaults = {leaf.name: leaf.default for leaf in leaves(type(config), values)}
     return [name for name in names or values if values.get(name, ...) != defaults.get(name, ...)]
@@ -458,13 +507,18 @@ def check_own_settings(kind: Any, whose: str) -> None:
 
     whose: the beginning of the message.
     """
+    # 1. A class of settings
     if not (isinstance(kind, type) and issubclass(kind, Config)):
         raise ConfigError(f"{whose}: its settings must be a subclass of reflectkit.Config, not {kind!r:.80}")
+
+    # 2. Whose types are known
     try:
         kind.model_rebuild()
     except NameError as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{whose}: its settings: {reason}; import it outside of `if TYPE_CHECKING`") from None
+
+    # 3. And can be flags
     for name, field in kind.model_fields.items():
         kinds = alternatives(field.annotation)
         simple = (str, int, float, bool, Path, tuple[str, ...], tuple[Path, ...])
@@ -482,7 +536,8 @@ def as_plain(value: Any) -> Any:
 
 
 def parse_yaml(text: str, where: Path | str) -> Any:
-    """The value of YAML `text`, in which a key given twice is an error and 1e-4 a number, as in YAML 1.2.
+    """The value of YAML `text`, in which a key given twice is an error and 1e-4 a number, as in
+    YAML 1.2.
 
     Raises DataError, naming `where` and the line.
     """
@@ -492,7 +547,8 @@ def parse_yaml(text: str, where: Path | str) -> Any:
         value = yaml.load(text, _loader())
         json.dumps(value, default=str)  # raises for an alias that contains itself
         return value
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # such as a date of a 13th month
+    # Such as a date of a 13th month
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         reason = " ".join(str(getattr(error, "problem", error)).split())
         raise DataError(where, f"not YAML: {reason}", line=mark.line + 1 if mark else None) from None

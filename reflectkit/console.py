@@ -1,4 +1,6 @@
-"""How a stage reports progress and asks questions without printing: progress bars, lines of text, and prompts."""
+"""How a stage reports progress and asks questions without printing: progress bars, lines of text,
+and prompts.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,8 @@ def process_number() -> int:
 
 
 def visible(text: str) -> str:
-    """`text` made safe for a terminal: unprintable characters except newlines are escaped or become a space.
+    """`text` made safe for a terminal: unprintable characters except newlines are escaped or become
+    a space.
 
     >>> visible("red\\x1b[31m, \\u202eback, tab\\tend")
     'red\\\\x1b[31m, \\\\u202eback, tab end'

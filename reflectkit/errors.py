@@ -1,6 +1,8 @@
-"""Errors that a user can cause or fix. Each message is one line: what is wrong, with the value, and the fix.
+"""Errors that a user can cause or fix. Each message is one line: what is wrong, with the value, and
+the fix.
 
-The command line prints the message and exits with 2. Any other exception is an internal error and exits with 1.
+The command line prints the message and exits with 2. Any other exception is an internal error and
+exits with 1.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Error numbers of writes that did not fit: a full disk, a quota, or a file size limit (`ulimit -f`)."""
+"""Error numbers of writes that did not fit: a full disk, a quota, or a file size limit (`ulimit
+-f`).
+"""
 
 
 MOST_LISTED = 40  # names in an error
@@ -71,7 +75,9 @@ class CheckpointError(ReflectkitError):
 
 
 class DivergedError(ReflectkitError):
-    """A loss, gradient or weight became NaN or infinite. samples: the rows in which it happened, if known."""
+    """A loss, gradient or weight became NaN or infinite. samples: the rows in which it happened, if
+    known.
+    """
 
     def __init__(self, message: str, samples: Sequence[Any] = ()) -> None:
         super().__init__(message)
@@ -87,11 +93,15 @@ class IllegalActionError(ReflectkitError, ValueError):
 
 
 class AgentError(ReflectkitError):
-    """An agent could not decide: the observation is too long for its model, or a chat model gave no usable answer."""
+    """An agent could not decide: the observation is too long for its model, or a chat model gave no
+    usable answer.
+    """
 
 
 class EnvironmentFailure(ReflectkitError):
-    """The engine behind an environment failed. The episode is ABORTED: counted, and never trained on."""
+    """The engine behind an environment failed. The episode is ABORTED: counted, and never trained
+    on.
+    """
 
 
 class _Brief(reprlib.Repr):
@@ -146,11 +156,13 @@ def is_user_code(file: str) -> bool:
 
 
 def unknown_name(kind: str, name: str, names: Iterable[str], hint: str = "") -> UnknownNameError:
-    """The error for `name`, which is not among the `names` of this `kind`; suggests the closest match, or lists them.
+    """The error for `name`, which is not among the `names` of this `kind`; suggests the closest
+    match, or lists them.
 
     >>> str(unknown_name("env", "taxii", ["taxi", "corridor"]))
     "no env named 'taxii'; did you mean 'taxi'?"
     """
+    # The nearest name, or else a list of names
     options = sorted(names)
     closest = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
     more = ", …" if len(options) > MOST_LISTED else ""
@@ -165,7 +177,9 @@ NO_MEMORY = ("can't allocate memory", "not enough memory", "size calculation ove
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether `error` means that a CPU or GPU has too little memory left, or in total, for a request."""
+    """Whether `error` means that a CPU or GPU has too little memory left, or in total, for a
+    request.
+    """
     if isinstance(error, RuntimeError):
         return type(error).__name__ == "OutOfMemoryError" or any(words in str(error) for words in NO_MEMORY)
     return isinstance(error, MemoryError)

@@ -1,9 +1,9 @@
 """The event loop of a command: servers, engines and simulated users are all awaited in it.
 
-Each thread has one loop, created on first use and kept: connections persist between calls. Users' code that is not a
-coroutine is called `outside_loop`: in the same thread, usually the main one, but as if no loop ran there. It may start
-its own. Code that already runs inside a loop (a notebook) may call `run_sync`, too: its loop waits meanwhile, and ours
-runs in the same thread.
+Each thread has one loop, created on first use and kept: connections persist between calls. Users'
+code that is not a coroutine is called `outside_loop`: in the same thread, usually the main one, but
+as if no loop ran there. It may start its own. Code that already runs inside a loop (a notebook) may
+call `run_sync`, too: its loop waits meanwhile, and ours runs in the same thread.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ _local = threading.local()
 _our_loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 """The loops that were made here; `asyncio.get_event_loop` returns none of them outside of it."""
 _inherited: list[Any] = []
-"""The loops of a forked child's parent. Closing one would stop the parent's from waking, as both share its epoll."""
+"""The loops of a forked child's parent. Closing one would stop the parent's from waking, as both
+share its epoll.
+"""
 
 
 def run_sync(coroutine: Coroutine[Any, Any, Value]) -> Value:
     """Run `coroutine` to its end and return what it returns.
 
-    Whatever interrupts it, such as Ctrl-C, is raised at once, and the coroutine and the tasks that it started are
-    cancelled.
+    Whatever interrupts it, such as Ctrl-C, is raised at once, and the coroutine and the tasks that
+    it started are cancelled.
     """
     loop = _loop()
     with _loop_set_aside():
@@ -44,8 +46,8 @@ def run_sync(coroutine: Coroutine[Any, Any, Value]) -> Value:
 
 
 def outside_loop(function: Callable[..., Value], /, *arguments: Any, **keywords: Any) -> Value:
-    """What `function` returns, called as if no event loop ran in this thread: it may start one. What it returns may be
-    awaited in the running loop.
+    """What `function` returns, called as if no event loop ran in this thread: it may start one.
+    What it returns may be awaited in the running loop.
     """
     with _loop_set_aside():
         return function(*arguments, **keywords)
@@ -53,21 +55,27 @@ def outside_loop(function: Callable[..., Value], /, *arguments: Any, **keywords:
 
 @contextlib.contextmanager
 def _loop_set_aside() -> Iterator[None]:
-    """The running loop and its task, if any, wait until the context ends, as during any call that blocks.
+    """The running loop and its task, if any, wait until the context ends, as during any call that
+    blocks.
 
     asyncio lets those who write loops and tasks of their own switch them with these functions
     (docs.python.org/3/library/asyncio-extending.html).
     """
+    # 1. Outside of a loop there is nothing to set aside
     loop = asyncio._get_running_loop()
     if loop is None:
         yield
         return
+
+    # 2. The task and its loop wait
     task, somebody_elses = asyncio.current_task(loop), loop not in _our_loops
     if task is not None:
         asyncio._leave_task(loop, task)
     asyncio._set_running_loop(None)
     if somebody_elses:
         asyncio.set_event_loop(_spare_loop())
+
+    # 3. Both resume
     try:
         yield
     finally:
@@ -93,7 +101,9 @@ def result_of(value: Value | Awaitable[Value]) -> Value:
 
 
 def shared_result_of(value: Value | Awaitable[Value]) -> Value:
-    """`value`, awaited if necessary in one loop for all threads of the process, so that they can share connections."""
+    """`value`, awaited if necessary in one loop for all threads of the process, so that they can
+    share connections.
+    """
     return _helper.result(_awaited(value)) if inspect.isawaitable(value) else value
 
 
@@ -116,14 +126,17 @@ def followed(
 
 
 async def in_thread(work: Callable[..., Value], *arguments: Any) -> Value:
-    """The result of `work`, which blocks, run in a new thread. The thread does not keep the program running."""
+    """The result of `work`, which blocks, run in a new thread. The thread does not keep the program
+    running.
+    """
     future: Future[Value] = Future()
 
     def run(future: Future[Value] = future) -> None:
         future.set_running_or_notify_cancel()
         try:
             future.set_result(work(*arguments))
-        except StopIteration as error:  # which a future cannot hold; a coroutine turns it into the same
+        # Which a future cannot hold; a coroutine turns it into the same
+        except StopIteration as error:
             explanation = RuntimeError("coroutine raised StopIteration")
             explanation.__cause__ = error
             future.set_exception(explanation)
@@ -134,7 +147,8 @@ async def in_thread(work: Callable[..., Value], *arguments: Any) -> Value:
     try:
         return await asyncio.wrap_future(future)
     finally:
-        del future, run  # breaks the cycle of error, traceback and frame, which would keep an env alive
+        # Breaks the cycle of error, traceback and frame, which would keep an env alive
+        del future, run
 
 
 def deliver(future: asyncio.Future[Value], value: Value) -> None:
@@ -156,6 +170,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 def _leave_inherited() -> None:
     """A forked child gets its own loops."""
+    # They are kept, as closing them would close the parent's
     if getattr(_local, "process", None) != os.getpid():
         _inherited.append([getattr(_local, "loops", None), getattr(_local, "spare", None)])
         _local.process, _local.loops, _local.spare = os.getpid(), [], None
@@ -176,10 +191,11 @@ def _cancel_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class LoopThread:
-    """An event loop in its own thread, which starts with the first coroutine and does not keep the program running.
+    """An event loop in its own thread, which starts with the first coroutine and does not keep the
+    program running.
 
-    Coroutines that wait in it at the same time can share batches, whatever threads they come from. A forked child gets
-    its own.
+    Coroutines that wait in it at the same time can share batches, whatever threads they come from.
+    A forked child gets its own.
     """
 
     def __init__(self, name: str) -> None:
@@ -190,6 +206,7 @@ class LoopThread:
 
     def submit(self, coroutine: Coroutine[Any, Any, Value]) -> Future[Value]:
         """Start `coroutine`; the future of its result. Raises RuntimeError after `close`."""
+        # A fork has the object, but not the thread
         with self._starting:
             if self._process != os.getpid():
                 _inherited.append(self._loop)
@@ -203,7 +220,9 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def result(self, coroutine: Coroutine[Any, Any, Value]) -> Value:
-        """Run `coroutine` to its end and return what it returns. Whatever interrupts the caller cancels it."""
+        """Run `coroutine` to its end and return what it returns. Whatever interrupts the caller
+        cancels it.
+        """
         future = self.submit(coroutine)
         try:
             return future.result()

@@ -29,7 +29,10 @@ WRITES = {
 
 
 def missing(path: Path) -> DataError:
-    """The error for `path`, which does not exist; it names the command that makes such a file, and what is similar."""
+    """The error for `path`, which does not exist; it names the command that makes such a file, and
+    what is similar.
+    """
+    # A run of another command has no such file
     stage = stage_of(path.parent)
     if stage and path.name in WRITES and stage != WRITES[path.name]:
         return DataError(path.parent, f"is a run of {stage}; name a run of {WRITES[path.name]}")
@@ -48,13 +51,18 @@ def stage_of(folder: Path) -> str:
 
 
 def similar(path: Path) -> str:
-    """A question that suggests the path most like `path`, which does not exist; "" if there is none."""
+    """A question that suggests the path most like `path`, which does not exist; "" if there is
+    none.
+    """
+    # 1. The first part of the path that is wrong
     parts = [path, *path.parents]
     for wrong, folder in itertools.pairwise(parts):
         if folder.is_dir():
             names: list[str] = []
             with contextlib.suppress(OSError):
                 names = [entry.name for entry in os.scandir(folder)]
+
+            # 2. The most similar name there, and the rest of the path after it
             closest = difflib.get_close_matches(wrong.name, names, n=1)
             place = folder / Path(*closest) / path.relative_to(wrong)
             return f"did you mean {place if place.exists() else folder / closest[0]}?" if closest else ""
@@ -67,7 +75,9 @@ def included_repositories() -> Path:
 
 
 def launch_config(name: str) -> Path:
-    """The file of the config for `accelerate launch --config_file` called `name`. Raises UnknownNameError."""
+    """The file of the config for `accelerate launch --config_file` called `name`. Raises
+    UnknownNameError.
+    """
     files = {path.stem: path for path in sorted((_package() / "configs").glob("*.yaml"))}
     if name not in files:
         raise unknown_name("config", name, files)
@@ -89,10 +99,12 @@ CACHE = "__pycache__"
 
 
 def visible_files(root: Path) -> Iterator[Path]:
-    """The regular files in and below `root`: each folder's files by name, then its subfolders by name.
+    """The regular files in and below `root`: each folder's files by name, then its subfolders by
+    name.
 
     Skips hidden files and folders, links, `__pycache__`, and folders that cannot be read.
     """
+    # Without recursion, as folders may be nested deeper than Python's stack
     pending = [str(root)]
     while pending:
         folder = pending.pop()

@@ -125,8 +125,8 @@ OF_TRL = "group_size"
 
 
 def translated(arguments: Sequence[str], known: Collection[str], levels: Callable[[str], Sequence[str]]) -> list[str]:
-    """The command line `arguments` with our flags in place of the original's, which are written with
-    underscores: `--load_dir=DIR`.
+    """The command line `arguments` with our flags in place of the original's, which are written
+    with underscores: `--load_dir=DIR`.
 
     known: the settings of the command. levels: of an environment by its name.
 

@@ -1,7 +1,8 @@
-"""Reading and writing data files. Read errors name the place in the file, and a write never leaves half a file.
+"""Reading and writing data files. Read errors name the place in the file, and a write never leaves
+half a file.
 
-A write goes to a temporary file in the same folder, which is flushed to disk and renamed over the target. After a kill
-or on a full disk, the target holds either the old bytes or the new ones.
+A write goes to a temporary file in the same folder, which is flushed to disk and renamed over the
+target. After a kill or on a full disk, the target holds either the old bytes or the new ones.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ def write_text(path: Path, text: str) -> None:
 
     Raises
     ------
-    OSError (full disk, no permission) and DataError (half a surrogate pair, which UTF-8 cannot hold); `path` is then
-    unchanged. A killed writer leaves a temporary file, which the next write of `path` replaces.
+    OSError (full disk, no permission) and DataError (half a surrogate pair, which UTF-8 cannot
+    hold); `path` is then unchanged. A killed writer leaves a temporary file, which the next write
+    of `path` replaces.
     """
+    # Half a surrogate pair is told by its place
     if place := lone_surrogate(text):
         raise DataError(path, f"cannot be written: character {place} is half a surrogate pair; fix the source")
     with replacing(path) as file:
@@ -45,8 +48,11 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write into. It replaces `path` if the context ends without an error, and is removed otherwise."""
+    """A file to write into. It replaces `path` if the context ends without an error, and is removed
+    otherwise.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, as a rename does not cross file systems
     temporary = path.with_name(TEMPORARY_PREFIX + path.name)
     try:
         with temporary.open("wb") as file:
@@ -62,7 +68,10 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """A new folder to write into, which replaces `folder` if the context ends without an error; else it is removed."""
+    """A new folder to write into, which replaces `folder` if the context ends without an error;
+    else it is removed.
+    """
+    # The old folder is moved away first: a folder cannot be replaced in one step
     staging, old = (folder.with_name(f"{TEMPORARY_PREFIX}{part}{folder.name}") for part in ("", "old-"))
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
@@ -79,7 +88,9 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
 
 
 def lone_surrogate(text: str) -> int:
-    """The 1-based position of the first lone surrogate in `text`, which UTF-8 cannot encode; 0 without one."""
+    """The 1-based position of the first lone surrogate in `text`, which UTF-8 cannot encode; 0
+    without one.
+    """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -112,7 +123,10 @@ AGAIN = "fix the file, or delete it and run the command that writes it again"
 
 
 def text_of(path: Path) -> str:
-    """The text in `path`, without a byte order mark. Raises DataError if it is missing, unreadable or not UTF-8."""
+    """The text in `path`, without a byte order mark. Raises DataError if it is missing, unreadable
+    or not UTF-8.
+    """
+    # 1. The bytes
     refuse_device(path)
     try:
         content = path.read_bytes()
@@ -120,6 +134,8 @@ def text_of(path: Path) -> str:
         raise missing(path) from None
     except OSError as error:
         raise DataError(path, f"cannot be read ({error.strerror}); name a file") from None
+
+    # 2. The text, without a byte order mark
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -128,7 +144,9 @@ def text_of(path: Path) -> str:
 
 
 def refuse_device(path: Path) -> None:
-    """Raises DataError for a pipe, socket or device: it may never end, or be empty when it is read again."""
+    """Raises DataError for a pipe, socket or device: it may never end, or be empty when it is read
+    again.
+    """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise DataError(path, "is a pipe or a device, not a file; save what it gives in a file, and name that")
 
@@ -165,7 +183,9 @@ def _parsed(text: str, path: Path, line: int | None, fix: str, constant: Constan
 
 
 def read_json(path: Path, fix: str = AGAIN, constant: Constant = _refused) -> Any:
-    """The JSON value in `path`. Raises DataError if there is none. fix: what to do where it is not JSON."""
+    """The JSON value in `path`. Raises DataError if there is none. fix: what to do where it is not
+    JSON.
+    """
     return _parsed(text_of(path), path, None, fix, constant)
 
 
@@ -181,12 +201,15 @@ def read_json_list(path: Path) -> list[Any]:
 
 
 def read_jsonl(path: Path, fix: str = AGAIN, constant: Constant = _refused) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """(line number, object) for each line of `path`; blank lines are skipped. fix: as in `read_json`.
+    """(line number, object) for each line of `path`; blank lines are skipped. fix: as in
+    `read_json`.
 
     Raises
     ------
-    DataError: the file is missing, empty or not UTF-8, or a line (given by number) is not a JSON object.
+    DataError: the file is missing, empty or not UTF-8, or a line (given by number) is not a JSON
+    object.
     """
+    # It stays 0 where the file has no line
     number = 0
     for number, line in lines(path):
         row = _parsed(line, path, number, fix, constant)
@@ -198,9 +221,10 @@ def read_jsonl(path: Path, fix: str = AGAIN, constant: Constant = _refused) -> I
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(line number, text) for each non-blank line of `path`, one in memory at a time. Raises DataError as `text_of`;
-    strings may contain U+2028, which is no end of a line here.
+    """(line number, text) for each non-blank line of `path`, one in memory at a time. Raises
+    DataError as `text_of`; strings may contain U+2028, which is no end of a line here.
     """
+    # The error of a missing file, a folder or a device
     if not path.is_file():
         text_of(path)  # raises
     number = 0
@@ -214,8 +238,9 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def salvaged(path: Path, fields: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]:
-    """The objects in `path` whose `fields` have these types (as for `isinstance`), line by line; None for another line.
-    No rows if the file is missing. For a run's internal files, where a damaged line is no reason to stop.
+    """The objects in `path` whose `fields` have these types (as for `isinstance`), line by line;
+    None for another line. No rows if the file is missing. For a run's internal files, where a
+    damaged line is no reason to stop.
     """
     if not path.is_file():
         return
@@ -262,13 +287,17 @@ def rewrite(path: Path, rows: Iterable[Row]) -> None:
 
 
 def rows_until(path: Path, step: int, fields: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
-    """(rows, damaged): the rows up to `step` that have these `fields`, see `salvaged`; how many lines have not."""
+    """(rows, damaged): the rows up to `step` that have these `fields`, see `salvaged`; how many
+    lines have not.
+    """
     rows_by_line = list(salvaged(path, {"step": int, **fields}))
     return [row for row in rows_by_line if row is not None and row["step"] <= step], rows_by_line.count(None)
 
 
 def json_line(row: Row) -> bytes:
-    """A line with `row`. A lone surrogate, which envs and models may produce, is written as a JSON escape."""
+    """A line with `row`. A lone surrogate, which envs and models may produce, is written as a JSON
+    escape.
+    """
     return dumps(row).encode("utf-8", "backslashreplace") + b"\n"
 
 
@@ -298,7 +327,10 @@ def take(file: IO[Any]) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
-    """Lock `folder` for this process. Raises LockedError if another process still holds it after `patience_s`."""
+    """Lock `folder` for this process. Raises LockedError if another process still holds it after
+    `patience_s`.
+    """
+    # The file of the lock may be removed between opening and locking it
     deadline = time.monotonic() + patience_s
     while True:
         with (folder / LOCK).open("w") as file:
@@ -306,7 +338,8 @@ def locked(folder: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     raise LockedError(f"another process is working on {folder}; wait for it or stop it")
                 time.sleep(0.2)
-            elif os.path.samestat(os.fstat(file.fileno()), (folder / LOCK).stat()):  # otherwise it was replaced
+            # Otherwise it was replaced
+            elif os.path.samestat(os.fstat(file.fileno()), (folder / LOCK).stat()):
                 yield
                 return
 

@@ -1,5 +1,5 @@
-"""What is sent to servers and read from them. Keys come from the environment, go into a header, and are removed from
-every other text.
+"""What is sent to servers and read from them. Keys come from the environment, go into a header, and
+are removed from every other text.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from reflectkit.errors import ConfigError
 
 MARK = "[key]"
 PART = 8
-"""Characters from which the beginning or end of a key is removed as well, since something else may have cut it. A part
-from its middle is removed from twice as many.
+"""Characters from which the beginning or end of a key is removed as well, since something else may
+have cut it. A part from its middle is removed from twice as many.
 """
 KEY_IN_PATH = re.compile(r"/(sk|pk|hf|gsk|xai|key|token|api-?key)[-_=][^/]{8,}", re.IGNORECASE)
 """What looks like a key in the path of an address."""
@@ -26,7 +26,9 @@ SECRET = re.compile("key|token|secret|password|credential", re.IGNORECASE)
 
 
 def header_text(name: str) -> str:
-    """The environment variable `name`, which is sent in a header; "" where it is not set. Raises ConfigError."""
+    """The environment variable `name`, which is sent in a header; "" where it is not set. Raises
+    ConfigError.
+    """
     text = os.environ.get(name, "")
     if not (text.isascii() and text.isprintable() and text == text.strip()):
         raise ConfigError(f"{name} holds spaces around it, or characters that it cannot have; set it again")
@@ -34,7 +36,8 @@ def header_text(name: str) -> str:
 
 
 def check_address(name: str, address: str, key: str, example: str) -> None:
-    """Raises ConfigError, without showing a password, if `address`, of flag or variable `name`, is not one of HTTP.
+    """Raises ConfigError, without showing a password, if `address`, of flag or variable `name`, is
+    not one of HTTP.
 
     key: the variable with the server's key. example: an address.
     """
@@ -58,8 +61,8 @@ def secrets() -> list[str]:
 
 
 def masked(text: str) -> str:
-    """`text` with all keys replaced, and what is left of those that something else has cut. Call it before the text is
-    cut.
+    """`text` with all keys replaced, and what is left of those that something else has cut. Call it
+    before the text is cut.
     """
     for key in secrets():
         text = text.replace(key, MARK)
@@ -86,8 +89,8 @@ def _without_part(text: str, key: str, start: int) -> str:
 
 @cache
 def hide_environment() -> None:
-    """Overwrite the keys in the environment that this process was started with, which programs of the same user can
-    read (on Linux in /proc). `os.environ` keeps them.
+    """Overwrite the keys in the environment that this process was started with, which programs of
+    the same user can read (on Linux in /proc). `os.environ` keeps them.
     """
     names = list(filter(SECRET.search, os.environ))
     if not names or os.name != "posix":
@@ -118,7 +121,8 @@ PLAIN = {"Accept-Encoding": "identity"}
 
 
 def encoding_fault(headers: Mapping[str, str]) -> str:
-    """What is wrong with the encoding of a response's body, which is then not to be read; "" if nothing is.
+    """What is wrong with the encoding of a response's body, which is then not to be read; "" if
+    nothing is.
 
     >>> encoding_fault({}), encoding_fault({"content-encoding": "identity"})
     ('', '')
@@ -130,8 +134,8 @@ def encoding_fault(headers: Mapping[str, str]) -> str:
 
 
 async def read_body(response: Any, most: int) -> tuple[bytes, str]:
-    """(the body of a response of httpx2, why it cannot be used or ""). A compressed one is not read, as a few bytes can
-    fill the memory, and of a longer one only the beginning. most: bytes.
+    """(the body of a response of httpx2, why it cannot be used or ""). A compressed one is not
+    read, as a few bytes can fill the memory, and of a longer one only the beginning. most: bytes.
     """
     if fault := encoding_fault(response.headers):
         return b"", fault

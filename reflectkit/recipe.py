@@ -44,8 +44,9 @@ class _Part(BaseModel):
 class Ablation(_Part):
     """An arm with an ingredient changed.
 
-    of: the evaluated arm to compare with. arm: the arm with the change; without `steps` one that the recipe already
-    has, otherwise a new one, by default "OF without NAME". steps: the settings that differ, by step.
+    of: the evaluated arm to compare with. arm: the arm with the change; without `steps` one that
+    the recipe already has, otherwise a new one, by default "OF without NAME". steps: the settings
+    that differ, by step.
     """
 
     of: str
@@ -57,8 +58,8 @@ class Ablation(_Part):
 class Parameter(_Part):
     """A flag of `run RECIPE`.
 
-    sets: the settings that get its value, as STEP.SETTING, STAGE.SETTING or defaults.SETTING. own_folders: whether each
-    value, a path, has its own data and results folders.
+    sets: the settings that get its value, as STEP.SETTING, STAGE.SETTING or defaults.SETTING.
+    own_folders: whether each value, a path, has its own data and results folders.
     """
 
     help: str
@@ -74,13 +75,13 @@ class Parameter(_Part):
 class Recipe(_Part):
     """A pipeline.
 
-    description: one line. steps: each with `name`, `stage` and the stage's settings; `{name}` in a value stands for
-    that step's first output. defaults: settings for every stage that has them. fast: settings by step for `--fast`.
-    fast_shows: what that variant is and shows, in a sentence; empty if it only checks that every step runs. fast_takes:
-    how long it takes. result: the sentence that a run ends with, in which {PLAYER} stands for its success in percent.
-    measure: what `run` compares, success (the return where none is reported) or a figure of the env that is a share.
-    ablations: by name, for `--ablate`.
-    parameters: by name, flags of `run`.
+    description: one line. steps: each with `name`, `stage` and the stage's settings; `{name}` in a
+    value stands for that step's first output. defaults: settings for every stage that has them.
+    fast: settings by step for `--fast`. fast_shows: what that variant is and shows, in a sentence;
+    empty if it only checks that every step runs. fast_takes: how long it takes. result: the
+    sentence that a run ends with, in which {PLAYER} stands for its success in percent. measure:
+    what `run` compares, success (the return where none is reported) or a figure of the env that is
+    a share. ablations: by name, for `--ablate`. parameters: by name, flags of `run`.
     """
 
     description: str = ""
@@ -119,14 +120,20 @@ class Recipe(_Part):
         return create_model("Parameters", __base__=Config, **fields)
 
     def _set_by(self, name: str) -> tuple[Any, Any]:
-        """(type without None, value in the recipe) of what parameter `name` sets. Raises ConfigError."""
+        """(type without None, value in the recipe) of what parameter `name` sets. Raises
+        ConfigError.
+        """
         places: list[tuple[Any, Any]] = []
+
+        # 1. The steps that a parameter may name
         owners = {DEFAULTS, *(step[key] for step in self.steps for key in ("name", "stage"))}
         for owner, setting in self.parameters[name].targets:
             if owner not in owners:
                 raise unknown_name(f"step in parameter '{name}'", owner or setting, owners)
             if owner == DEFAULTS and setting not in self.settings:
                 raise unknown_name(f"setting in parameter '{name}'", setting, self.settings)
+
+            # 2. Each place that it sets, with its type and its value there
             for step in self.steps:
                 if owner in (step["name"], step["stage"], DEFAULTS):
                     values = self.defaults | step
@@ -137,6 +144,8 @@ class Recipe(_Part):
                         places.append((str if get_origin(hint) is Literal else hint, values.get(setting, default)))
                     elif owner != DEFAULTS:
                         raise unknown_name(f"setting of '{owner}' in parameter '{name}'", setting, rows)
+
+        # 3. One type in all places, as it becomes one flag
         if len({str(hint) for hint, _ in places}) > 1 or places[0][0] not in PARAMETER_TYPES:
             raise ConfigError(f"parameter '{name}' sets values of different types; expected one plain type")
         return places[0]
@@ -162,7 +171,8 @@ def load_recipe(name: str) -> Recipe:
 
     Raises
     ------
-    UnknownNameError: no such recipe, or a name in it is unknown. DataError: it is malformed; names the line or field.
+    UnknownNameError: no such recipe, or a name in it is unknown. DataError: it is malformed; names
+    the line or field.
     """
     packaged = _packaged()
     if name in packaged:
@@ -174,9 +184,10 @@ def load_recipe(name: str) -> Recipe:
 
 @lru_cache(maxsize=8)
 def _parsed(text: str, path: Path) -> Recipe:
-    """The recipe in `text`, whose steps have names and stages and read only earlier steps. Raises what `load_recipe`
-    raises.
+    """The recipe in `text`, whose steps have names and stages and read only earlier steps. Raises
+    what `load_recipe` raises.
     """
+    # 1. The form
     value = parse_yaml(text, path)
     if not isinstance(value, dict):
         raise DataError(path, "expected a mapping with description and steps")
@@ -185,6 +196,8 @@ def _parsed(text: str, path: Path) -> Recipe:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise DataError(path, problem["msg"], field=".".join(map(str, problem["loc"]))) from None
+
+    # 2. The steps, which read only earlier ones
     stages: dict[str, str] = {}
     for index, step in enumerate(recipe.steps):
         for key in ("name", "stage"):
@@ -199,11 +212,15 @@ def _parsed(text: str, path: Path) -> Recipe:
         if later := sorted(references(step) - set(stages)):
             raise unknown_name(f"earlier step in recipe {path}", later[0], stages)
         stages[name] = stage
+
+    # 3. Names in the defaults and in the variants
     if unknown := recipe.defaults.keys() - recipe.settings:
         raise unknown_name(f"setting in the defaults of recipe {path}", min(unknown), recipe.settings)
     for changed in (recipe.fast, *(ablation.steps for ablation in recipe.ablations.values())):
         if unknown := changed.keys() - stages.keys():
             raise unknown_name(f"step of recipe {path}", min(unknown), stages)
+
+    # 4. Ablations and parameters, which become names and flags
     for name, ablation in recipe.ablations.items():
         if not NAME.fullmatch(name):
             raise DataError(path, f"{name!r} can't name an ablation; use lower-case letters", field="ablations")
@@ -212,6 +229,8 @@ def _parsed(text: str, path: Path) -> Recipe:
     for name in recipe.parameters:
         if not (name.isidentifier() and name.islower()) or keyword.iskeyword(name) or name in OTHER_FLAGS:
             raise DataError(path, f"{name!r} can't name a parameter; choose another", field=f"parameters.{name}")
+
+    # 5. Values of parameters
     try:
         _ = recipe.parameter_class
     except ConfigError as error:
@@ -222,6 +241,7 @@ def _parsed(text: str, path: Path) -> Recipe:
 def references(value: Any) -> set[str]:
     """The step names in braces anywhere in `value`. Raises ConfigError."""
     if isinstance(value, str):
+        # Braces as Python's format reads them
         try:
             parsed = [part for part in string.Formatter().parse(value) if part[1] is not None]
         except ValueError:
@@ -234,8 +254,8 @@ def references(value: Any) -> set[str]:
 
 
 def with_copies(steps: Sequence[Step], ablations: Mapping[str, Ablation]) -> Iterator[Step]:
-    """`steps`, each followed by its copies `step@ablation`: an ablation copies the steps that it changes and those
-    between them and its arm.
+    """`steps`, each followed by its copies `step@ablation`: an ablation copies the steps that it
+    changes and those between them and its arm.
     """
     renamed = [copies(steps, name, ablation) for name, ablation in ablations.items()]
     for step in steps:
@@ -245,15 +265,20 @@ def with_copies(steps: Sequence[Step], ablations: Mapping[str, Ablation]) -> Ite
 
 def copies(steps: Sequence[Step], name: str, ablation: Ablation) -> dict[str, str]:
     """The name of the copy of each step that ablation `name` copies."""
+    # 1. What each step reads under the ablation
     read = {step["name"]: references(step | ablation.steps.get(step["name"], {})) for step in steps}
     changed: set[str] = set()
     names = set(ablation.steps)
+
+    # 2. What changes: its own steps, and the training steps that read a changed one
     for step in steps:
         about = traits(step["stage"])
         if step["name"] in ablation.steps or (about.makes_arm and read[step["name"]] & changed):
             changed.add(step["name"])
         for key in about.arms:
             names |= references([entry for entry in step.get(key, ()) if _is_of(entry, ablation)])
+
+    # 3. What is needed: the arm's steps, and those that they read
     for step in reversed(steps):
         if step["name"] in names & changed:
             names |= read[step["name"]]
@@ -296,8 +321,8 @@ def parameter_changes(recipe: Recipe, parameters: Config) -> list[Change]:
 
 
 def folder_label(value: Path | None, default: str) -> str:
-    """Label of the folders for a path that a parameter has: its last part and a digest of the whole; "" if it is not
-    given, or is the recipe's `default`.
+    """Label of the folders for a path that a parameter has: its last part and a digest of the
+    whole; "" if it is not given, or is the recipe's `default`.
 
     >>> folder_label(Path("/home/me/my repos"), "data/repos")
     'my-repos-158e9c'

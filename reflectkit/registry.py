@@ -1,4 +1,5 @@
-"""Look-up by name. A table holds objects, or "module:attribute" strings that are imported on first use.
+"""Look-up by name. A table holds objects, or "module:attribute" strings that are imported on first
+use.
 
 Other packages add names with entry points, which are read only if a name is not in the table.
 """
@@ -24,17 +25,22 @@ from reflectkit.files import missing
 def resolve(
     kind: str, name: str, table: Mapping[str, Any], group: str = "", fits: Callable[[type], bool] = lambda _: True
 ) -> Any:
-    """The object called `name`: from `table`, at "package.module:Attribute" or "folder/file.py:Attribute" (a file
-    alone: its only class that `fits`), or from the entry points of `group` of an installed package.
+    """The object called `name`: from `table`, at "package.module:Attribute" or
+    "folder/file.py:Attribute" (a file alone: its only class that `fits`), or from the entry points
+    of `group` of an installed package.
 
     Raises
     ------
-    UnknownNameError: not found; the message suggests the nearest name, or says why a module cannot be imported.
+    UnknownNameError: not found; the message suggests the nearest name, or says why a module cannot
+    be imported.
     """
+    # 1. A name of ours, whose module is imported now
     if name in table:
         target = table[name]
         module_name, _, attribute = target.partition(":") if isinstance(target, str) else ("", "", "")
         return getattr(importlib.import_module(module_name), attribute) if module_name else target
+
+    # 2. A name that another package has registered
     if ":" not in name and not name.endswith(".py"):
         entry_points = plugins(group)
         if name in entry_points:
@@ -43,9 +49,12 @@ def resolve(
         module_name, _, attribute = name.rpartition(".")
         form = f"{module_name}:{attribute}" if module_name and attribute.isidentifier() else "file.py:NAME"
         raise unknown_name(kind, name, [*table, *entry_points], hint=f"(your own: {form})")
+
+    # 3. A class of the user's own
     module_name = module_of(name)
     attribute = name[len(module_name) + 1 :]
     module = _imported(kind, name, lambda: _module_at(module_name))
+    # A file alone means its only class
     if name == module_name:
         values = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
         candidates = list(dict.fromkeys(value for value in values if isinstance(value, type) and fits(value)))
@@ -78,14 +87,18 @@ def import_module(kind: str, name: str) -> Any:
 
 
 def _imported(kind: str, name: str, load: Callable[[], Any], point: Any = None) -> Any:
-    """What `load` imports. Raises UnknownNameError: someone else's module may fail in any way while it is imported."""
+    """What `load` imports. Raises UnknownNameError: someone else's module may fail in any way while
+    it is imported.
+    """
     try:
         return load()
+    # Ctrl-C is for the command
     except KeyboardInterrupt:
         raise
     except DataError as error:
         raise UnknownNameError(f"{kind} {error}") from None
     except BaseException as error:
+        # 1. Why it failed, with the place in the user's own code
         missing_name = error.name if isinstance(error, ModuleNotFoundError) else None
         module_name = name.rpartition(":")[0] or name
         if missing_name and f"{module_name}.".startswith(f"{missing_name}."):
@@ -94,6 +107,8 @@ def _imported(kind: str, name: str, load: Callable[[], Any], point: Any = None) 
         else:
             place = "" if point else user_code_line(error)
             reason = " ".join(f"{f'{place}: ' if place else ''}{type(error).__name__}: {error}".split())
+
+        # 2. Whose it is, and what to do
         package = "a package"
         with contextlib.suppress(UnicodeDecodeError):  # damaged metadata
             package = point.dist.name if point else ""
@@ -103,11 +118,13 @@ def _imported(kind: str, name: str, load: Callable[[], Any], point: Any = None) 
 
 def _module_at(name: str) -> Any:
     """The module at `name`: dotted, also of the working directory, or a file's path."""
+    # A dotted name, perhaps of a module in the working directory
     if not name.endswith(".py"):
         package = name.partition(".")[0]
         if Path(f"{package}.py").is_file() or Path(package).is_dir():
             _search_also(Path.cwd())
         return importlib.import_module(name)
+    # A file, whose own folder may have modules that it imports
     path, key = Path(name).absolute(), module_key(name)
     if key not in sys.modules:
         if not path.is_file():
@@ -117,6 +134,7 @@ def _module_at(name: str) -> Any:
         sys.modules[key] = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(sys.modules[key])
+        # A module that failed must not be found half-made
         except BaseException:
             del sys.modules[key]
             raise
@@ -130,16 +148,20 @@ def _search_also(folder: Path) -> None:
 
 
 def module_key(name: str) -> str:
-    """The name in `sys.modules` of the module at `name`, which may be a file's path: one that hides no other module."""
+    """The name in `sys.modules` of the module at `name`, which may be a file's path: one that hides
+    no other module.
+    """
     path = Path(name).absolute()
     return f"{path.stem}_{zlib.crc32(str(path).encode()):08x}" if name.endswith(".py") else name
 
 
 def code_files(modules: Iterable[str]) -> list[Path]:
-    """The user's own files among the imported `modules` (names, or paths of files), and those that they import from
-    their own folder or package, also within functions. Files in the working directory are relative to it.
+    """The user's own files among the imported `modules` (names, or paths of files), and those that
+    they import from their own folder or package, also within functions. Files in the working
+    directory are relative to it.
     """
     starts = []
+    # Only what was imported has a file to read
     for module in map(module_key, modules):
         if file := getattr(sys.modules.get(module), "__file__", None):
             path = Path(file).absolute()
@@ -148,11 +170,13 @@ def code_files(modules: Iterable[str]) -> list[Path]:
 
 
 def imported_files(starts: Iterable[tuple[str, Path]], roots: Sequence[Path] = ()) -> list[Path]:
-    """The user's own files among `starts`, modules as (name, file), and those that they import, also within functions:
-    from the folder of the outermost package of each, and from the folders `roots`.
+    """The user's own files among `starts`, modules as (name, file), and those that they import,
+    also within functions: from the folder of the outermost package of each, and from the folders
+    `roots`.
     """
     pending = list(starts)
     files: set[Path] = set()
+    # Each file once, and then what it imports
     while pending:
         name, path = pending.pop()
         if path not in files and path.is_file() and is_user_code(str(path)):
@@ -174,8 +198,8 @@ def _root(name: str, path: Path) -> Path:
 
 
 def modules_in(roots: Iterable[Path], imported: Iterable[str]) -> list[tuple[str, Path]]:
-    """The (name, file) of those of the `imported` modules, and of the packages that they are in, that are in one of
-    the folders `roots`.
+    """The (name, file) of those of the `imported` modules, and of the packages that they are in,
+    that are in one of the folders `roots`.
     """
     parts = [module.split(".") for module in imported]
     names = dict.fromkeys(tuple(part[:depth]) for part in parts for depth in range(1, len(part) + 1))
@@ -189,7 +213,9 @@ def modules_in(roots: Iterable[Path], imported: Iterable[str]) -> list[tuple[str
 
 
 def _imports_of(name: str, path: Path) -> list[str]:
-    """The names that the code in `path`, the file of module `name`, imports; some may be no modules."""
+    """The names that the code in `path`, the file of module `name`, imports; some may be no
+    modules.
+    """
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     try:
         return imports_in(path.read_bytes(), package)
@@ -213,8 +239,9 @@ def imports_in(code: bytes | str, package: str = "") -> list[str]:
 
 
 def plugins(group: str) -> dict[str, metadata.EntryPoint]:
-    """The entry points of `group` by name, as installed packages declare them; nothing is imported. Of two with one
-    name it is the first on Python's path. A package whose list is damaged offers nothing.
+    """The entry points of `group` by name, as installed packages declare them; nothing is imported.
+    Of two with one name it is the first on Python's path. A package whose list is damaged offers
+    nothing.
     """
     entry_points: dict[str, metadata.EntryPoint] = {}
     for package in metadata.distributions() if group else ():

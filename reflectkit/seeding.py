@@ -1,4 +1,6 @@
-"""Reproducible numbers: random streams derived from a seed and a path of names, and the number of threads."""
+"""Reproducible numbers: random streams derived from a seed and a path of names, and the number of
+threads.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import sys
 
 
 def derive(seed: int, *path: object) -> int:
-    """A seed (0 ≤ seed < 2**63) for the stream that `path` names; different paths give independent streams.
+    """A seed (0 ≤ seed < 2**63) for the stream that `path` names; different paths give independent
+    streams.
 
     >>> derive(0, "rollout", 3) == derive(0, "rollout", 3), derive(0, "rollout", 3) == derive(0, "rollout", 4)
     (True, False)
@@ -34,8 +37,8 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 def use_threads(count: int) -> None:
     """Make torch and numpy compute on `count` CPU threads, whether or not torch is imported yet.
 
-    This overrides the environment's OMP_NUM_THREADS, because the same command must give the same bytes everywhere.
-    Processes started later inherit the setting.
+    This overrides the environment's OMP_NUM_THREADS, because the same command must give the same
+    bytes everywhere. Processes started later inherit the setting.
     """
     os.environ.update(dict.fromkeys(VARIABLES, str(count)))
     torch = sys.modules.get("torch")

@@ -1,9 +1,9 @@
-"""Text processing without a tokenizer: approximate token counts, shortening to a token budget, numbers with nouns, and
-keywords.
+"""Text processing without a tokenizer: approximate token counts, shortening to a token budget,
+numbers with nouns, and keywords.
 
-A token here is up to six letters of a word, up to three digits, a symbol, or a run of newlines. On English prose and
-code this is within about a fifth of the count of byte-level BPE tokenizers with large vocabularies. On other text it
-overestimates.
+A token here is up to six letters of a word, up to three digits, a symbol, or a run of newlines. On
+English prose and code this is within about a fifth of the count of byte-level BPE tokenizers with
+large vocabularies. On other text it overestimates.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def count_tokens(text: str) -> int:
 
 
 def pluralize(number: int, noun: str, plural: str = "") -> str:
-    """`number` with `noun` in the form that it takes; the plural is the noun with an s unless given.
+    """`number` with `noun` in the form that it takes; the plural is the noun with an s unless
+    given.
 
     >>> pluralize(1, "episode"), pluralize(2000, "row"), pluralize(0, "repository", "repositories")
     ('1 episode', '2,000 rows', '0 repositories')
@@ -54,7 +55,8 @@ def pluralize(number: int, noun: str, plural: str = "") -> str:
 
 
 def headed(head: str, text: str) -> str:
-    """`head` and `text`: on one line if `text` has one, else with its lines below the head, each after a space.
+    """`head` and `text`: on one line if `text` has one, else with its lines below the head, each
+    after a space.
 
     So no line of `text` begins where a head does, and its own indentation is kept.
 
@@ -74,16 +76,21 @@ def count_short(text: str) -> int:
 
 
 def shorten(text: str, budget: int) -> str:
-    """`text`, or its beginning (two thirds) and its end in about `budget` tokens, with a mark between them.
+    """`text`, or its beginning (two thirds) and its end in about `budget` tokens, with a mark
+    between them.
 
     >>> shorten("one two three four five six seven eight nine ten " * 9, 14)
     'one two three four five six\\n[cut]\\neight nine ten'
     """
     if count_tokens(text) <= budget:
         return text
+
+    # 1. Room for a head and a tail, or for the mark alone
     room = budget - count_tokens(LEFT_OUT)
     if room < 2:
         return LEFT_OUT.strip() if budget >= count_tokens(LEFT_OUT.strip()) else ""
+
+    # 2. Cut between pieces, so that no word is broken
     pieces = [match.span() for match in PIECE.finditer(text)]
     head = max(1, round(room * HEAD_SHARE))
     kept_head, kept_tail = text[: pieces[head - 1][1]], text[pieces[len(pieces) - (room - head)][0] :]
@@ -91,8 +98,8 @@ def shorten(text: str, budget: int) -> str:
 
 
 def words(text: str) -> list[str]:
-    """The words of `text` in lower case, in order. Names are split: `late_fee`, `lateFee` and `late-fee` are two words
-    each.
+    """The words of `text` in lower case, in order. Names are split: `late_fee`, `lateFee` and
+    `late-fee` are two words each.
 
     >>> words("LateFee of hold_days2 (HTTPServer)")
     ['late', 'fee', 'of', 'hold', 'days', '2', 'http', 'server']
@@ -101,11 +108,13 @@ def words(text: str) -> list[str]:
 
 
 def keywords(text: str) -> list[str]:
-    """The keywords of `text`: its distinct words in order, without stop words, single letters and plural endings.
+    """The keywords of `text`: its distinct words in order, without stop words, single letters and
+    plural endings.
 
     >>> keywords("Which file says how many days a book may be kept, and which days count?")
     ['many', 'day', 'book', 'kept', 'count']
     """
+    # Singular and plural count as one word
     stems = [stem(word) for word in words(text) if word not in STOP_WORDS and (len(word) > 2 or word.isdigit())]
     return list(dict.fromkeys(stems))
 
@@ -134,6 +143,7 @@ def notebook_source(text: str) -> str:
 def distinct_names(folders: Sequence[Path]) -> list[str]:
     """A distinct name for each folder: its own, with as many parent folders as necessary."""
     parts = [folder.absolute().parts for folder in folders]
+    # The last parts of a path, as many as tell all of them apart
     for depth in range(1, max(map(len, parts), default=0) + 1):
         names = ["/".join(part[-depth:]) for part in parts]
         if len(set(names)) == len(names):
@@ -144,9 +154,11 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 def bm25(texts: Sequence[Sequence[str]]) -> Any:
     """An index of texts, each given as its words: `get_scores(words)` has the score of each text.
 
-    By BM25 (Robertson and Zaragoza 2009), with Lucene's idf, k1 1.5 and b 0.75. Where JAX is installed, the library's
-    import would have it take most of a GPU's memory, for a function that is not used here.
+    By BM25 (Robertson and Zaragoza 2009), with Lucene's idf, k1 1.5 and b 0.75. Where JAX is
+    installed, the library's import would have it take most of a GPU's memory, for a function that
+    is not used here.
     """
+    # None in sys.modules makes the import fail at once
     jax = sys.modules.get("jax")
     sys.modules["jax"] = None  # type: ignore[assignment]
     try:

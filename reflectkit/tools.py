@@ -1,10 +1,10 @@
 """Tool calls as text, in several forms; a parser that never fails; and descriptions of tools.
 
-"plain" is our own, for models without a chat template: one call per line, `name {"argument": value}`, or `none`.
-"hermes" is `<tool_call>` around JSON (NousResearch Hermes 2 Pro, Qwen 2.5 and 3). "llama" is bare JSON with
-"parameters" (Llama 3.1). The others are in `models/call_forms.py`. A call in another form than the model's own is an
-error, so that words alone end an episode. An error becomes a line for the model, so it is short, has no control
-characters, and names the fix.
+"plain" is our own, for models without a chat template: one call per line, `name {"argument":
+value}`, or `none`. "hermes" is `<tool_call>` around JSON (NousResearch Hermes 2 Pro, Qwen 2.5 and
+3). "llama" is bare JSON with "parameters" (Llama 3.1). The others are in `models/call_forms.py`. A
+call in another form than the model's own is an error, so that words alone end an episode. An error
+becomes a line for the model, so it is short, has no control characters, and names the fix.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ MARKS = re.compile(r"<(?=/?tool_call>|\|)")
 CALL_OPENERS = re.compile(
     "|".join(
         (
-            r"<\|?tool_calls?(?:_section)?(?:_begin|_start)?\|?>",  # Qwen, GLM, LFM2, Gemma, Kimi, Phi-4-mini
+            # Qwen, GLM, LFM2, Gemma, Kimi, Phi-4-mini
+            r"<\|?tool_calls?(?:_section)?(?:_begin|_start)?\|?>",
             r"<function=|<arg_key>|<(?:\w+:|\uff5c\w+\uff5c)?invoke name=|\bto=functions\.",
             PYTHON_MARK.pattern,
             r"\[TOOL_CALLS\]|<TOOLCALL>|\bfunctools\[",  # Mistral, Nemotron, Phi-4
@@ -68,15 +69,19 @@ CALL_OPENERS = re.compile(
 """How a call begins in some form."""
 CALL_SIGNS = "|".join(
     (
-        r"</tool_call>|</function>|<parameter=|<tool_call\|>|<\|tool_call_end\|>",  # the rest of one without its opener
-        r"<\|constrain\|>|\bto=(?!(?:self|user)\b)[\w.:-]+[^<]{0,20}<\|(?:channel|message)\|>",  # harmony
+        # The rest of one without its opener
+        r"</tool_call>|</function>|<parameter=|<tool_call\|>|<\|tool_call_end\|>",
+        # Harmony
+        r"<\|constrain\|>|\bto=(?!(?:self|user)\b)[\w.:-]+[^<]{0,20}<\|(?:channel|message)\|>",
         r"[\"'](?:name|function|tool|tool_name)[\"']\s*:\s*[\"'][\w.:-]+[\"']\s*,"
         r"\s*[\"'](?:arguments|parameters|args|input)[\"']\s*:",  # JSON
         r"[\"'](?:tool_calls|function_call)[\"']\s*:|[\"']function[\"']\s*:\s*\{",
         r"^Action:[^\n]+\n\s*Action Input:",  # ReAct
     )
 )
-"""More signs of a call. They count in a text that calls nothing, since they may also repeat in words what is called."""
+"""More signs of a call. They count in a text that calls nothing, since they may also repeat in
+words what is called.
+"""
 ANY_TYPE = "any"
 CONSTANTS = {"True": "true", "False": "false"}
 NULLS = ("null", "None")
@@ -99,13 +104,14 @@ SCHEMA_WORDS = {"type", "properties", "required", "$defs", "items", "enum", "not
 class CallForm:
     """The form of calls of one family of models; `models/call_forms.py` has them.
 
-    sign: a pattern of what only its templates show, given a tool and a call. begins: a pattern of how a call begins.
-    write: (a call's name, arguments, number in the turn) → its text. between, around: texts between and around calls.
-    read: a piece of text that begins as a call → its calls (name, arguments), and where they end; raises ValueError.
-    typed: a text says which type an argument has; otherwise its schema does. marks: what the assistant writes with.
-    thought: marks around reasoning. headers: a pattern of what is neither a thought, nor words, nor a call. stops:
-    tokens that end a turn. parts: the template wants an assistant's message in parts, and not as it was written.
-    results_need_calls: it rejects or drops the result of what was no call.
+    sign: a pattern of what only its templates show, given a tool and a call. begins: a pattern of
+    how a call begins. write: (a call's name, arguments, number in the turn) → its text. between,
+    around: texts between and around calls. read: a piece of text that begins as a call → its calls
+    (name, arguments), and where they end; raises ValueError. typed: a text says which type an
+    argument has; otherwise its schema does. marks: what the assistant writes with. thought: marks
+    around reasoning. headers: a pattern of what is neither a thought, nor words, nor a call. stops:
+    tokens that end a turn. parts: the template wants an assistant's message in parts, and not as it
+    was written. results_need_calls: it rejects or drops the result of what was no call.
     """
 
     name: str
@@ -146,12 +152,13 @@ Form = Literal["plain", "hermes", "llama"] | CallForm
 
 
 def parse(text: str, tools: Sequence[ToolSpec], form: Form, *, replies: bool = False) -> ToolUse:
-    """The calls in `text`, which may be anything: the valid ones, and a line about each of the others.
+    """The calls in `text`, which may be anything: the valid ones, and a line about each of the
+    others.
 
-    In the llama form, a text that does not begin with JSON (or contain the python tag) has no calls; in the plain form,
-    every line must be a call, unless words may be a reply to a user (`replies`) and none of them tries to call. In the
-    others, text around the calls is ignored, unless it looks like a call itself. Reasoning at the start is ignored in
-    all forms.
+    In the llama form, a text that does not begin with JSON (or contain the python tag) has no
+    calls; in the plain form, every line must be a call, unless words may be a reply to a user
+    (`replies`) and none of them tries to call. In the others, text around the calls is ignored,
+    unless it looks like a call itself. Reasoning at the start is ignored in all forms.
 
     Raises ConfigError: a tool's own schema is not a valid JSON schema.
     """
@@ -172,7 +179,8 @@ def parse(text: str, tools: Sequence[ToolSpec], form: Form, *, replies: bool = F
             too_many = True
             break
     said = "\n".join(words)
-    if not isinstance(form, CallForm):  # a thought with a brace, which may have been part of a call, is still there
+    # A thought with a brace, which may have been part of a call, is still there
+    if not isinstance(form, CallForm):
         said = said.rpartition(THOUGHT[1])[2]
     if tools and (attempt := _attempt(said, tuple(by_name), alone=not pieces)):
         pieces.append(_Wrong(f"{_quote(attempt)} is no call; write {form_text([EXAMPLE], form).strip()}"))
@@ -191,8 +199,8 @@ def parse(text: str, tools: Sequence[ToolSpec], form: Form, *, replies: bool = F
 
 
 def read_use(action: object, tools: Sequence[ToolSpec], env: str, *, replies: bool = True) -> ToolUse:
-    """`action` as calls and words; text is read in the plain form. env: its name. Raises IllegalActionError for a
-    choice.
+    """`action` as calls and words; text is read in the plain form. env: its name. Raises
+    IllegalActionError for a choice.
     """
     use = parse(action, tools, PLAIN, replies=replies) if isinstance(action, str) else action
     if not isinstance(use, ToolUse):
@@ -217,13 +225,16 @@ def tools_of_calls(text: str, form: Form) -> list[ToolSpec]:
 
 
 def looks_like_call(text: str, tools: Sequence[ToolSpec]) -> bool:
-    """Whether `text` looks like a call in some form, of one of `tools`; without tools, only if it begins like one."""
+    """Whether `text` looks like a call in some form, of one of `tools`; without tools, only if it
+    begins like one.
+    """
     return bool(_attempt(text, tuple(tool.name for tool in tools), alone=bool(tools)))
 
 
 def _calls_in_words(text: str, names: Container[str]) -> bool:
-    """Whether a text that may be a reply tries to call: it begins with any name and a brace, or with a tool's name that
-    is no plain word, or it is only a tool's name, or a later line is a tool's name and a brace.
+    """Whether a text that may be a reply tries to call: it begins with any name and a brace, or
+    with a tool's name that is no plain word, or it is only a tool's name, or a later line is a
+    tool's name and a brace.
     """
     first, *others = text.strip().split("\n")
     name, *rest = first.split(maxsplit=1) or [""]
@@ -233,7 +244,9 @@ def _calls_in_words(text: str, names: Container[str]) -> bool:
 
 
 def _attempt(words: str, names: tuple[str, ...], *, alone: bool) -> str:
-    """The part of `words` that looks like a call in another form, or ""; alone: there is no call besides."""
+    """The part of `words` that looks like a call in another form, or ""; alone: there is no call
+    besides.
+    """
     match = (_call_signs(names) if alone else CALL_OPENERS).search(words)
     return words[match.start() :].strip() if match else ""
 
@@ -250,7 +263,9 @@ def words_before_any_call(text: str, names: Sequence[str]) -> str:
 
 @lru_cache(maxsize=256)
 def _call_signs(names: tuple[str, ...]) -> re.Pattern[str]:
-    """Matches where a text looks like a call, perhaps of one of the tools `names`: in JSON, Python, a tag, or plain."""
+    """Matches where a text looks like a call, perhaps of one of the tools `names`: in JSON, Python,
+    a tag, or plain.
+    """
     alternatives = "|".join(map(re.escape, names))
     of_tool = (
         rf"[\"'](?:name|function|function_name|tool|tool_name|recipient_name|action)[\"']\s*:"
@@ -270,7 +285,9 @@ def plain_text(calls: Sequence[ToolCall]) -> str:
 
 
 def written_message(words: str, calls: Sequence[ToolCall]) -> Message:
-    """What an assistant elsewhere said and called, with its calls in the plain form, as its text holds them here."""
+    """What an assistant elsewhere said and called, with its calls in the plain form, as its text
+    holds them here.
+    """
     text = "\n".join(filter(None, (words.strip(), plain_text(calls)))) if calls else words
     return Message("assistant", text, tuple(calls))
 
@@ -288,8 +305,8 @@ def use_of(calls: Sequence[ToolCall]) -> ToolUse:
 
 
 def form_text(calls: Sequence[ToolCall], form: Form) -> str:
-    """`calls` as a model writes them. Markers and special tokens inside an argument are JSON-escaped where the form is
-    JSON.
+    """`calls` as a model writes them. Markers and special tokens inside an argument are
+    JSON-escaped where the form is JSON.
     """
     if form == PLAIN:
         return plain_text(calls)
@@ -439,7 +456,9 @@ def _named(value: object) -> _Call | _Wrong:
 
 
 def _call(piece: _Call | _Wrong, by_name: dict[str, ToolSpec], *, untyped: bool = False) -> ToolCall:
-    """The call, checked. untyped: its arguments are text, whose type the schema tells. Raises _Wrong."""
+    """The call, checked. untyped: its arguments are text, whose type the schema tells. Raises
+    _Wrong.
+    """
     if isinstance(piece, _Wrong):
         raise piece
     name, arguments = piece
@@ -453,7 +472,8 @@ def _call(piece: _Call | _Wrong, by_name: dict[str, ToolSpec], *, untyped: bool 
         arguments = _typed(by_name[name], arguments)
     from referencing.exceptions import Unresolvable
 
-    validator = _validator(name, _schema(by_name[name]))  # references to the network are never resolved
+    # References to the network are never resolved
+    validator = _validator(name, _schema(by_name[name]))
     try:
         wrong = list(map(_problem, itertools.islice(validator.iter_errors(arguments), MAX_PROBLEMS)))
     except Unresolvable as error:
@@ -471,8 +491,8 @@ def check_tool(tool: ToolSpec) -> None:
 
 
 def json_schema(parameters: dict[str, Any]) -> dict[str, Any]:
-    """The JSON schema that is meant by a tool's `parameters` as data sets have them: null for what is absent, types
-    as Python names them, or the properties alone.
+    """The JSON schema that is meant by a tool's `parameters` as data sets have them: null for what
+    is absent, types as Python names them, or the properties alone.
 
     >>> json_schema({"city": {"type": "str, optional", "enum": None}})
     {'type': 'object', 'properties': {'city': {'type': 'string'}}}
@@ -504,8 +524,8 @@ def _normal_schema(schema: Any) -> Any:
 
 
 def drop_foreign_nulls(call: ToolCall, tools: Sequence[ToolSpec]) -> ToolCall:
-    """`call` without the nulls that its tool's schema does not know: whoever stores calls of several tools in columns
-    has the arguments of all of them in each.
+    """`call` without the nulls that its tool's schema does not know: whoever stores calls of
+    several tools in columns has the arguments of all of them in each.
     """
     schemas = {tool.name: tool.parameters for tool in tools}
     if call.name not in schemas:
@@ -515,7 +535,9 @@ def drop_foreign_nulls(call: ToolCall, tools: Sequence[ToolSpec]) -> ToolCall:
 
 
 def _without_foreign_nulls(value: Any, schema: Any, validator: Any) -> Any:
-    """`value`, an argument with this schema or all of them, without the nulls in it that `drop_foreign_nulls` drops."""
+    """`value`, an argument with this schema or all of them, without the nulls in it that
+    `drop_foreign_nulls` drops.
+    """
     from referencing.exceptions import Unresolvable
 
     schema = schema if isinstance(schema, dict) else {}
@@ -547,7 +569,9 @@ def check_call(call: ToolCall, tools: Sequence[ToolSpec]) -> str | None:
 
 
 def _typed(tool: ToolSpec, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments from text: null where it says so and may be, a string where one may be, and else JSON."""
+    """Arguments from text: null where it says so and may be, a string where one may be, and else
+    JSON.
+    """
     from referencing.exceptions import Unresolvable
 
     def refused(values: dict[str, Any]) -> set[Any]:
@@ -581,7 +605,9 @@ def _schema(tool: ToolSpec) -> str:
 
 @lru_cache(maxsize=1024)
 def _validator(name: str, schema_json: str) -> Any:
-    """The validator of a tool's arguments. A schema that does not mention additional arguments allows none."""
+    """The validator of a tool's arguments. A schema that does not mention additional arguments
+    allows none.
+    """
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
     from referencing import Registry

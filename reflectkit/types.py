@@ -1,7 +1,7 @@
 """The types that layers exchange: frozen dataclasses that convert to JSON and back.
 
-`to_json(noun)` returns plain dicts and lists. `from_json(Noun, value, path=…, line=…)` validates types with pydantic
-and raises `DataError` with file, line and field.
+`to_json(noun)` returns plain dicts and lists. `from_json(Noun, value, path=…, line=…)` validates
+types with pydantic and raises `DataError` with file, line and field.
 """
 
 from __future__ import annotations
@@ -22,29 +22,35 @@ AGENT_MARKER = "Agent:"
 DType = Literal["float32", "bfloat16", "float16"]
 Quantize = Literal["none", "8bit", "4bit"]
 Answer = Literal["label", "text", "score"]
-"""What a policy answers where it chooses: the choice's number, or its own words. With "score" it answers nothing: it
-reads each choice alone after the rest of the prompt, and the choices' scores make the probabilities.
+"""What a policy answers where it chooses: the choice's number, or its own words. With "score" it
+answers nothing: it reads each choice alone after the rest of the prompt, and the choices' scores
+make the probabilities.
 """
 ANSWERS: tuple[Answer, ...] = get_args(Answer)
 SCORE: Answer = "score"
 Thinking = Literal["on", "off", "hidden"]
-"""Reasoning of a model with a chat template: as its template does, off, or not shown to it later."""
+"""Reasoning of a model with a chat template: as its template does, off, or not shown to it later.
+"""
 THINKING: tuple[Thinking, ...] = get_args(Thinking)
 NAMED = "env_figures"
-"""The key, in a row of `metrics.jsonl`, of the names of the env's figures that its episodes reported. Where another
-row of the run names a figure that this one lacks, no episode came far enough, and it is 0.
+"""The key, in a row of `metrics.jsonl`, of the names of the env's figures that its episodes
+reported. Where another row of the run names a figure that this one lacks, no episode came far
+enough, and it is 0.
 """
 LARGEST = 1e100
-"""Largest magnitude of a reward, a return or a figure: sums of the squares of larger numbers overflow."""
+"""Largest magnitude of a reward, a return or a figure: sums of the squares of larger numbers
+overflow.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """One problem to solve.
 
-    id: unique within its env. env: the env's name. level: depth or curriculum stage, one of the env's `levels`.
-    group: what a split keeps together (a repository, a game, a start state). data: what the env needs to set up the
-    problem; JSON values only. Data of {"seed": N} alone means that the env's `reset` gets seed N.
+    id: unique within its env. env: the env's name. level: depth or curriculum stage, one of the
+    env's `levels`. group: what a split keeps together (a repository, a game, a start state). data:
+    what the env needs to set up the problem; JSON values only. Data of {"seed": N} alone means that
+    the env's `reset` gets seed N.
     """
 
     id: str
@@ -73,8 +79,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """An agent's output where tools are offered. text: as written. calls: the valid calls, in order. errors: what is
-    wrong with each of the others, one line each, for the agent to read.
+    """An agent's output where tools are offered. text: as written. calls: the valid calls, in
+    order. errors: what is wrong with each of the others, one line each, for the agent to read.
     """
 
     text: str
@@ -84,8 +90,8 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message. calls: made by the assistant in this message. name: in a "tool" message, the tool that
-    returned the content.
+    """One chat message. calls: made by the assistant in this message. name: in a "tool" message,
+    the tool that returned the content.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -95,8 +101,8 @@ class Message:
 
     @property
     def entry(self) -> str:
-        """The message in the text of a conversation: its speaker begins a line, and nothing that it says does, so that
-        it cannot imitate another speaker. What the system says has no speaker.
+        """The message in the text of a conversation: its speaker begins a line, and nothing that it
+        says does, so that it cannot imitate another speaker. What the system says has no speaker.
         """
         if self.role == "system":
             return self.content
@@ -108,7 +114,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the agent sees: messages, oldest first, and either the K legal actions or the tools that it may call.
+    """What the agent sees: messages, oldest first, and either the K legal actions or the tools that
+    it may call.
 
     Without `choices` and `tools` the agent answers in free text.
     """
@@ -117,7 +124,9 @@ class Observation:
     choices: tuple[str, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
     replies: bool = False
-    """Whether the messages are a conversation with a user, and words without a call are a reply to them."""
+    """Whether the messages are a conversation with a user, and words without a call are a reply to
+    them.
+    """
 
     @property
     def text(self) -> str:
@@ -127,8 +136,8 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The agent's action, with the exact tokens of its sampling. Unknown values are None; scripted agents leave the
-    token fields empty.
+    """The agent's action, with the exact tokens of its sampling. Unknown values are None; scripted
+    agents leave the token fields empty.
     """
 
     action: int | str | ToolUse
@@ -140,7 +149,9 @@ class Decision:
     token_ids: tuple[int, ...] = ()
     """The tokens that the policy generated; for a choice, those of its label."""
     logprobs: tuple[float, ...] = ()
-    """Their natural-log probabilities under the sampling distribution, ≤ 0; for a choice, the one of its label."""
+    """Their natural-log probabilities under the sampling distribution, ≤ 0; for a choice, the one
+    of its label.
+    """
     entropy: float | None = None
     """Entropy of the distribution over the legal actions, in nats."""
     value: float | None = None
@@ -152,8 +163,8 @@ class Decision:
     failure: str | None = None
     """Why the agent could not decide; the episode is then ABORTED."""
     truncation_reason: str | None = None
-    """Why the episode ends early: the prompt does not fit the model, no answer was a legal action, or the human player
-    quit. The episode is then TRUNCATED.
+    """Why the episode ends early: the prompt does not fit the model, no answer was a legal action,
+    or the human player quit. The episode is then TRUNCATED.
     """
     illegal: int = 0
     """Number of answers before this one that named no legal action."""
@@ -170,11 +181,14 @@ class Decision:
     version: int | None = None
     """Version of the weights that sampled it: their number of updates."""
     comment_tokens: int | None = None
-    """Length of the reflection in the policy's tokens; None where that is unknown or there is none."""
+    """Length of the reflection in the policy's tokens; None where that is unknown or there is none.
+    """
     hint: str | None = None
     """A comment that the policy did not read, for distillation."""
     hint_prompt_ids: tuple[int, ...] = ()
-    """The policy's prompt with that comment; empty if the comment is empty, or too long for the policy."""
+    """The policy's prompt with that comment; empty if the comment is empty, or too long for the
+    policy.
+    """
     hint_failure: str = ""
     """Why there is no usable comment, unless it is empty."""
     thought: Comment | None = None
@@ -182,12 +196,16 @@ class Decision:
     cut: bool = False
     """Whether its text was cut off at the limit of tokens."""
     answers: dict[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
-    """Answers to other questions about the state, by name: the probability of each option; that of yes comes first."""
+    """Answers to other questions about the state, by name: the probability of each option; that of
+    yes comes first.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One step of an episode. reward: in the env's unit. info: what else the env reports; JSON values only."""
+    """One step of an episode. reward: in the env's unit. info: what else the env reports; JSON
+    values only.
+    """
 
     observation: Observation
     decision: Decision
@@ -205,7 +223,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Comment:
-    """A comment that a reflector sampled on a state, with the exact tokens of its sampling, and what it was worth."""
+    """A comment that a reflector sampled on a state, with the exact tokens of its sampling, and
+    what it was worth.
+    """
 
     text: str
     """As the policy reads it: one line."""
@@ -244,11 +264,15 @@ class StateQuestion:
     text: str
     """What is asked."""
     options: tuple[str, ...] = ()
-    """The possible answers; ("yes", "no") for a yes-or-no question. Default: the actions that the state offers."""
+    """The possible answers; ("yes", "no") for a yes-or-no question. Default: the actions that the
+    state offers.
+    """
 
 
 class Status(StrEnum):
-    """How an episode ended. ABORTED: the infrastructure failed; counted, reported, never trained on."""
+    """How an episode ended. ABORTED: the infrastructure failed; counted, reported, never trained
+    on.
+    """
 
     COMPLETED = "completed"
     TRUNCATED = "truncated"
@@ -272,11 +296,15 @@ class Trajectory:
     reason: str = ""
     """Why it was ABORTED, or TRUNCATED by its agent."""
     group: str = ""
-    """Episodes of one group have the same start state and are compared with each other; empty without groups."""
+    """Episodes of one group have the same start state and are compared with each other; empty
+    without groups.
+    """
     unexecuted_decision: Decision | None = None
     """The decision that ended it without a step: a failure or an overflow."""
     truncation_penalty: float = 0.0
-    """Reward for an overflow at the first step, in the env's unit; that of a later one is part of the last step's."""
+    """Reward for an overflow at the first step, in the env's unit; that of a later one is part of
+    the last step's.
+    """
     final: Observation | None = None
     """What the env showed last, if no turn answers it."""
 
@@ -303,8 +331,8 @@ class Trajectory:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Figures that the env reports: those in `info["figures"]` averaged over the turns that have them, and the last
-        values of those in `info["last_figures"]`.
+        """Figures that the env reports: those in `info["figures"]` averaged over the turns that
+        have them, and the last values of those in `info["last_figures"]`.
         """
         values_by_name: dict[str, list[float]] = {}
         last_values: dict[str, float] = {}
@@ -317,9 +345,11 @@ class Trajectory:
 
 
 def reports_success(outcomes: Iterable[tuple[str, bool | None]]) -> bool:
-    """Whether an env says which of its episodes succeeded, given the status and the `reported_success` of several.
+    """Whether an env says which of its episodes succeeded, given the status and the
+    `reported_success` of several.
 
-    One that was cut off may have said nothing yet: it counts as a failure if those that ended by themselves say.
+    One that was cut off may have said nothing yet: it counts as a failure if those that ended by
+    themselves say.
     """
     valid = [(status, success) for status, success in outcomes if status != Status.ABORTED]
     complete = [success for status, success in valid if status == Status.COMPLETED]
@@ -328,9 +358,9 @@ def reports_success(outcomes: Iterable[tuple[str, bool | None]]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One training row of T tokens. Columns other than `tokens` hold 0 where the policy did not write the token, except
-    `decisions`. A choice is one thing to learn, however many tokens its label has: the first stands for all of them,
-    and the others count as not written.
+    """One training row of T tokens. Columns other than `tokens` hold 0 where the policy did not
+    write the token, except `decisions`. A choice is one thing to learn, however many tokens its
+    label has: the first stands for all of them, and the others count as not written.
     """
 
     tokens: tuple[int, ...]
@@ -338,7 +368,9 @@ class Sample:
     loss_mask: tuple[int, ...]
     """1 where the policy wrote the token, else 0."""
     decisions: tuple[int, ...]
-    """Index within the row, from 0, of the decision that the token belongs to; -1 where the policy did not write it."""
+    """Index within the row, from 0, of the decision that the token belongs to; -1 where the policy
+    did not write it.
+    """
     logprobs: tuple[float, ...]
     """Natural-log probabilities under the policy that sampled the tokens."""
     advantages: tuple[float, ...]
@@ -348,13 +380,16 @@ class Sample:
     values: tuple[float, ...]
     """The critic's prediction when the decision was made; empty without a critic."""
     choices: tuple[tuple[int, ...], ...]
-    """The tokens of each legal label (K) where the row ends with a choice among them, else empty."""
+    """The tokens of each legal label (K) where the row ends with a choice among them, else empty.
+    """
     group_id: str
     """The episode's group."""
     replayed: bool = False
     """Whether an earlier policy sampled the row."""
     commented: tuple[tuple[int, ...], ...] = ()
-    """For each decision, its prompt with a comment, or (); empty where nothing is distilled from the row."""
+    """For each decision, its prompt with a comment, or (); empty where nothing is distilled from
+    the row.
+    """
     only_distilled: bool = False
     """Whether the row has no part in any loss but that of distillation."""
 

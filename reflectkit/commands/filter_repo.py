@@ -113,7 +113,7 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
         if not copies_made:
             name, why_not = next(iter(left_out.items()))
             raise DataError(config.repo_dir, f"no repositories are left; e.g. {name}: {why_not}")
-        # Folders of an earlier run stay, as they may have been made by hand
+        # Folders of an earlier run stay, and questions will be asked about them
         names = {result.name for result in copies_made}
         earlier = sorted(str(path) for path in target.glob("[!.]*/") if path.name not in names)
         if earlier:

@@ -53,6 +53,8 @@ def add_demonstrations(
     marked. only_successes: leave out all others.
     """
     low = []
+
+    # 1. Which episodes demonstrate something
     for (label, _, task), trajectory in zip(planned, trajectories, strict=True):
         if trajectory.status is Status.ABORTED:
             continue
@@ -62,14 +64,19 @@ def add_demonstrations(
             continue
         if not teacher.is_demonstration(trajectory) or (only_successes and not trajectory.success):
             continue
+
+        # 2. What a chat teacher did wrong
         if make is not None and (
             teacher.has("note") or any(turn.observation.tools for turn in trajectory.turns)
         ):
             trajectory = mark_mistakes(trajectory, make)
+
+        # 3. The demonstration, by its number among those of its kind
         notes = [turn.decision.note for turn in trajectory.turns]
         before = demonstrations.setdefault(task.id, [])
         number = sum(item.info.startswith(label) for item in before)
         entry = from_trajectory(trajectory, model_name, f"{label}{number}")
+        # A negative one must show a mistake that no other shows
         if label == "negative":
             if not (trajectory.success and "mistake" in notes and "correction" in notes):
                 continue
@@ -85,6 +92,7 @@ def mark_mistakes(trajectory: Trajectory, make: Callable[[], Env]) -> Trajectory
 
     Of tool calls, only those that could not be executed are wrong.
     """
+    # Calls are wrong if they could not be executed
     if any(turn.observation.tools for turn in trajectory.turns):
         wrong = [bool(turn.info.get("refused")) for turn in trajectory.turns]
     else:
@@ -114,12 +122,14 @@ def hindsight_lessons(path: Path) -> list[Lesson]:
     succeeded.
     """
     result: list[Lesson] = []
+    # Of each episode whose success is known
     for episode in read_episodes(path):
         if episode.status == Status.ABORTED.value or episode.success is None:
             continue
         for turn in episode.turns:
             if turn.seen is None or not turn.choices or turn.action is None:
                 continue
+            # What was done in a success was right; in a failure, nothing is known of it
             answers: dict[str, tuple[float, ...]] = {}
             answers[SUCCEEDS.name] = float(episode.success), float(not episode.success)
             if episode.success:
@@ -140,9 +150,13 @@ def drawn_records(setup: EnvSetup, seed: int, source: Path, demonstrations: int)
     The first ones drawn are the same for every number. Raises ConfigError, DataError.
     """
     setup.require(source, demonstrated=True)
+
+    # 1. All records
     records = read_records(source, setup.env_name)
     if not demonstrations:
         return records
+
+    # 2. The first of a random order, which is the same for every number
     having = [record.task.id for record in records if record.trajectories]
     if demonstrations > len(having):
         raise ConfigError(
@@ -181,6 +195,7 @@ def replayed_lessons(
     with progress.bar("Replaying demonstrations", len(records) * repeats) as bar:
         for repeat in range(repeats):
             for record in records:
+                # 1. The episode again. Choices that the settings drop are no fault
                 for demonstration in record.trajectories:
                     try:
                         trajectory = _replayed(
@@ -192,6 +207,8 @@ def replayed_lessons(
                         ):
                             continue
                         raise
+
+                    # 2. Some are replayed twice, to see whether the environment repeats itself
                     if unchecked:
                         unchecked -= 1
                         again = _replayed(setup, source, record.task, demonstration, repeat)
@@ -200,6 +217,8 @@ def replayed_lessons(
                         ):
                             if (turn.observation, turn.reward) != (other.observation, other.reward):
                                 raise not_repeatable(setup.env_name, record.task.id, number)
+
+                    # 3. What of it is learned
                     replayed = lessons([trajectory.turns], answer)
                     if demonstration.visited:
                         for lesson, step in zip(replayed, demonstration.trajectory, strict=True):
@@ -226,10 +245,12 @@ class AnsweringReplay(Replay):
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The next recorded step. Raises DataError."""
         decision = await super().decide(observation, context)
+        # The options of a question may be the choices of the state
         options_of = {
             question.name: question.options or observation.choices
             for question in context.env.questions()
         }
+        # Right options share the probability
         answers = {
             name: tuple(
                 float(index in right) / len(right) for index in range(len(options_of[name]))
@@ -250,6 +271,7 @@ def _replayed(
     typed: bool = False,
 ) -> Trajectory:
     """Replay one demonstration. Raises DataError if the env disagrees with the record."""
+    # Repeats differ in their seed, for what is random in the environment
     where, steps = f"{source}, task '{task.id}'", demonstration.trajectory
     if not steps:
         raise DataError(where, "a demonstration without steps", field="trajectories.trajectory")

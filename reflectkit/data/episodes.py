@@ -47,12 +47,17 @@ def episode_to_json(
     """The episode as JSON values. name: the player's. advantages: one per turn, if known. cluster:
     the task's.
     """
+    # 1. The turns, each with what is new since the one before it
     earlier = (None, *trajectory.turns[:-1])
     turns = [_turn(turn, before) for turn, before in zip(trajectory.turns, earlier, strict=False)]
+
+    # 2. The answers after the last turn, which were not carried out
     last = trajectory.unexecuted_decision or Decision(0)
     illegal, unreadable = last.illegal, last.unreadable
     for turn, advantage in zip(turns, advantages or (), strict=False):
         turn["advantage"] = advantage
+
+    # 3. Figures and messages of the whole episode
     lengths = [
         turn.decision.comment_tokens
         for turn in trajectory.turns
@@ -64,6 +69,8 @@ def episode_to_json(
         ending = _new_messages(
             trajectory.final, trajectory.turns[-1] if trajectory.turns else None
         )["messages"]
+
+    # 4. The line, without what is empty
     row = {
         "name": name,
         "env": trajectory.task.env,
@@ -89,6 +96,7 @@ def episode_to_json(
 
 
 def _turn(turn: Turn, before: Turn | None) -> dict[str, Any]:
+    # 1. What was seen
     decision = turn.decision
     tokens = len(decision.token_ids) + (len(decision.thought.token_ids) if decision.thought else 0)
     observation_fields: dict[str, Any] = {"seen": turn.observation.text}
@@ -101,6 +109,8 @@ def _turn(turn: Turn, before: Turn | None) -> dict[str, Any]:
         observation_fields["calls"] = [
             {"name": call.name, "arguments": call.arguments} for call in calls
         ] or None
+
+    # 2. What was decided, and what came of it
     row = observation_fields | {
         "reflection": decision.reflection,
         "choices": list(turn.observation.choices) or None,
@@ -127,6 +137,7 @@ def _new_messages(observation: Observation, before: Turn | None) -> dict[str, An
     """The messages of `observation` since the turn `before`, so that a line grows with the
     conversation and not with its square.
     """
+    # 1. The messages that the turn before did not have
     messages, anew = observation.messages, False
     if before is not None:
         earlier = before.observation.messages
@@ -138,6 +149,8 @@ def _new_messages(observation: Observation, before: Turn | None) -> dict[str, An
             and (messages[0].role, messages[0].content) == ("assistant", before.action_text)
         ):
             messages = messages[1:]
+
+    # 2. As JSON values
     rows = [
         {"role": each.role, "content": each.content} | ({"name": each.name} if each.name else {})
         for each in messages
@@ -151,6 +164,7 @@ SAFE_DIGITS = 15  # digits of an integer that JavaScript represents exactly
 
 
 def _bounded(value: Any) -> Any:
+    # A bool is an int, but no number here
     if type(value) not in (int, float) or not abs(value) <= LARGEST:
         raise ValueError(f"must be a number of at most {LARGEST:g} in magnitude")
     return value
@@ -245,6 +259,7 @@ def read_episodes(
 
     Raises DataError: a line is not an episode; the error names it.
     """
+    # 1. JSON, whose errors say what to do with the line
     for number, text in lines(path):
         try:
             row = json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_refuse)
@@ -257,6 +272,8 @@ def read_episodes(
             raise DataError(
                 path, f"unreadable JSON: {error}; fix or delete the line", line=number
             ) from None
+
+        # 2. An episode
         if not isinstance(row, dict) or not isinstance(row.get("turns"), list):
             raise DataError(
                 path,
@@ -311,8 +328,10 @@ def read_compared(path: Path) -> list[dict[str, Any]]:
     Raises DataError: a line is not an episode, or lacks a value that the tables need; the error
     names it.
     """
+    # A folder of a run, or the file itself
     path = path / "episodes.jsonl" if path.is_dir() or not (path.suffix or path.is_file()) else path
     rows = [(number, _known(row)) for number, row in read_jsonl(path)]
+    # Both readers go through the file: one checks it, the other keeps its values
     for (number, row), _ in zip(rows, read_episodes(path), strict=True):
         for name, kind in COMPARED.items():
             if row.get(name, "") == "":

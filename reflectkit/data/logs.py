@@ -249,6 +249,7 @@ def _logged_answers(row: Mapping[str, Any]) -> list[Turn | Unusable]:
 
 def _openai_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The messages of a row as OpenAI has them. Raises Unusable."""
+    # The forms in which data sets have conversations
     if row.get("messages") is not None:
         messages = _message_list(row["messages"], "user")
     elif row.get("conversations") is not None:
@@ -261,6 +262,7 @@ def _openai_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise Unusable("a reward that serve --record kept")
     else:
         raise Unusable("no messages", ", ".join(row))
+    # A system's text may have a column of its own
     system = row.get("system")
     if isinstance(system, str) and system.strip() and messages and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
@@ -281,6 +283,7 @@ def _openai_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message in OpenAI's form, from that of ShareGPT, or with a `function_call` as before there
     were tools.
     """
+    # ShareGPT says `from` and `value`
     role = message.get("role") or message.get("from")
     content = message.get("content") if "content" in message else message.get("value")
     converted = {
@@ -313,6 +316,8 @@ def _read_messages(
     without thoughts. A result without a name is of the next call, and words before one are a call.
     """
     waiting: list[str] = []
+
+    # 1. An answer, whose calls wait for results
     for place, message in enumerate(messages):
         if message.role == "assistant":
             words = without_thoughts(words_beside_calls(message)).strip()
@@ -323,6 +328,8 @@ def _read_messages(
             waiting = [call.name for call in logged.message.calls]
             yield logged
             continue
+
+        # 2. A result, which belongs to the next call that waits
         for result in _results(message):
             if result.role == "tool" and waiting:
                 name = result.name if result.name in waiting else waiting[0]
@@ -335,6 +342,7 @@ def _read_answer(
     words: str, calls: Sequence[ToolCall], tools: Sequence[ToolSpec], *, must_call: bool
 ) -> _LoggedMessage:
     """What an assistant said and called. must_call: whether a result follows."""
+    # 1. Calls may be written into the words
     comment = one_line(words)
     if words and not calls:
         try:
@@ -344,6 +352,8 @@ def _read_answer(
     if not calls:
         fault = None if words else Unusable("neither words nor a call")
         return _LoggedMessage(Message("assistant", words), fault=fault)
+
+    # 2. What play would refuse is not taught
     calls = tuple(drop_foreign_nulls(call, tools) for call in calls)
     message = written_message("", calls)
     for call in calls:
@@ -360,6 +370,7 @@ def _written_calls(
     """
     if not (must_call or looks_like_call(words, tools)):
         return (), ""
+    # The first form in which all calls can be read
     for form in FORMS:
         use = parse(words, tools or tools_of_calls(words, form), form, replies=True)
         if use.calls and not use.errors:
@@ -387,6 +398,7 @@ def _results(message: Message) -> list[Message]:
 
 def _without_thoughts(text: str) -> str:
     """`text` without reasoning, which may have begun in the prompt or not be ended."""
+    # A thought that has begun in the prompt has an end only
     head, closed, rest = THOUGHT.sub("", text).partition("</think>")
     said = rest if closed else head
     return "" if said.lstrip().startswith("<think>") else said

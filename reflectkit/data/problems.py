@@ -105,6 +105,7 @@ def from_trajectory(trajectory: Trajectory, model_name: str, info: str) -> Demon
     """A finished episode as a demonstration."""
     steps = []
     for turn in trajectory.turns:
+        # The note is that of the teacher or the marker
         note, shares = cast(Note, turn.decision.note or "positive"), turn.decision.probabilities
         steps.append(
             Step(turn.decision.reflection or "", turn.action_text, note, probabilities=shares)
@@ -115,6 +116,7 @@ def from_trajectory(trajectory: Trajectory, model_name: str, info: str) -> Demon
 
 def record_to_json(record: Record) -> dict[str, Any]:
     """The record as one flat JSON object; a question has the original's fields."""
+    # Empty fields are left out, as in the original's files
     demonstrations = [to_json(item) for item in record.trajectories]
     for item in demonstrations:
         if not item["filename"]:
@@ -139,6 +141,8 @@ def read_records(path: Path, env: str) -> list[Record]:
     """
     records: list[Record] = []
     ids: set[str] = set()
+
+    # 1. The text and its form
     for number, value in enumerate(read_json_list(path)):
         where = f"{path}, record {number}"
         if lone_surrogate(json.dumps(value, ensure_ascii=False)):
@@ -150,12 +154,16 @@ def read_records(path: Path, env: str) -> list[Record]:
             from reflectkit.envs.auto_explore import questions
 
             value = questions.from_record(value, where)
+
+        # 2. The task and its demonstrations
         task = from_json(Task, value, path=where)
         demonstrations = from_json(_File, value, path=where).trajectories
         if task.env != env:
             raise DataError(
                 where, f"belongs to env '{task.env}', but --env is '{env}'", field="env"
             )
+
+        # 3. Each task once
         if task.id in ids:
             merged = (
                 "; `reflectkit filter-task` merges questions that are there twice"
@@ -181,6 +189,7 @@ def split_groups(
     """
     assigned: dict[str, str] = {}
     members: dict[Hashable, list[str]] = {}
+    # In an order that does not depend on the file's
     for group in sorted(strata):
         members.setdefault(strata[group], []).append(group)
     for stratum in sorted(members, key=repr):
@@ -200,6 +209,7 @@ def apportion(total: int, shares: Sequence[int]) -> list[int]:
     >>> apportion(300, (7, 2, 1)), apportion(4, (7, 2, 1))
     ([210, 60, 30], [3, 1, 0])
     """
+    # Everyone gets the whole part, and the largest remainders one more
     exact = [total * share / sum(shares) for share in shares]
     counts = [int(value) for value in exact]
     by_remainder = sorted(
@@ -271,6 +281,7 @@ class Problems:
         the first 1,000 for training, otherwise 100. Raises DataError, with the commands to run
         first, for a missing file.
         """
+        # From a file, from the list, or a problem for each seed
         path, name = self.file(split), self.setup.env_name
         if path is not None:
             self.setup.require(path)
@@ -306,6 +317,7 @@ class Problems:
         seeds that no file of a split has, or the same again for an env with a list or a file that
         the user gave.
         """
+        # As many as at first
         first_deal = self.tasks("train", level)
         if not self.is_endless(level):
             return first_deal
@@ -326,6 +338,7 @@ class Problems:
         """
         if self.by_seed:
             return TRAINED_SEEDS
+        # A file of other problems leaves no seed to deal
         fresh = 0
         for path in self.split_files:
             for record in read_records(path, self.setup.env_name):
@@ -341,6 +354,7 @@ class Problems:
         """
         with_problems: list[str] = []
         empty: list[tuple[str, DataError]] = []
+        # A level may be missing in the split, if another is there
         for level in levels:
             try:
                 self.tasks(split, level, option)
@@ -365,6 +379,7 @@ class Problems:
     @cached_property
     def _own(self) -> dict[str, dict[str, list[Task]]]:
         """The env's list, by level and split."""
+        # 1. The list, by level
         by_level = {level: self.setup.listed(level) for level in self.setup.kind.levels}
         parts = {level: {split: list[Task]() for split in SPLITS} for level in by_level}
         free = [
@@ -373,7 +388,11 @@ class Problems:
             for task in tasks
             if not split_of(self.setup.env, task)
         ]
+
+        # 2. The split of each group, for those that come with none
         split_of_group = split_groups(levels_by_group(free), generator(0, "split"))
+
+        # 3. The problems; a level with too few is not divided
         for level, tasks in by_level.items():
             for task in tasks:
                 parts[level][split_of(self.setup.env, task) or split_of_group[task.group]].append(
@@ -396,17 +415,22 @@ class Problems:
         from reflectkit.agents.scripted import AnyAction
         from reflectkit.rollouts.episode import Episode, rollout
 
+        # 1. The same seeds with several sequences of actions
         tasks = self.tasks("train", level, seeds=COMPARED)
         episodes = [Episode(task, seed) for seed in range(COMPARED) for task in tasks]
         trajectories = rollout(episodes, self.setup.maker(level), AnyAction(), width=1)
         again = rollout(
             [*reversed(episodes[:COMPARED])], self.setup.maker(level), AnyAction(), width=1
         )
+
+        # 2. One seed that begins in two ways
         if any(
             _beginning(one) != _beginning(two)
             for one, two in zip(trajectories, reversed(again), strict=False)
         ):
             return True
+
+        # 3. Seeds that make no difference
         histories = [
             [one.final, *((turn.observation, turn.reward) for turn in one.turns)]
             for one in trajectories
@@ -435,6 +459,7 @@ def draw_problems(clusters: Sequence[str], count: int, seed: int) -> list[int]:
     """The places of `count` problems (0: all), given each one's cluster: a random one of each, then
     a second one, …
     """
+    # The second problem of a cluster comes after the first of every other
     order = generator(seed, "problems").sample(range(len(clusters)), len(clusters))
     counts: Counter[str] = Counter()
     rank = {}

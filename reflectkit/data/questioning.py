@@ -105,6 +105,7 @@ def read_material(
 ) -> Material:
     """The files of the repositories in `folders`. An unreadable repository has none."""
     material = Material()
+    # One repository that cannot be opened does not end the command
     for folder in folders:
         files, excerpts = (
             material.files.setdefault(folder.name, []),
@@ -116,6 +117,7 @@ def read_material(
             progress.news(f"left out: {error}")
             continue
         for path in sorted(repository.sizes):
+            # All readable files are context; the reasons are why a file is not asked about
             text = repository.view(path, WHOLE_TOKENS) if kind_of(path) else None
             if text is not None:
                 excerpts[path] = shorten(text, settings.max_tokens)
@@ -190,6 +192,7 @@ def question_messages(
     path: str, kind: str, excerpt: str, count: int, context: FileContext
 ) -> tuple[Message, ...]:
     """The chat that asks for `count` questions about a file. kind: "code", "data" or "text"."""
+    # The tree and the README help to ask what only this file answers
     around = f"The files of the project {path} is in:\n\n{barred(context.tree)}\n"
     if context.readme:
         around += f"\nThe beginning of its README:\n\n{barred(context.readme)}\n"
@@ -217,9 +220,12 @@ def parse_questions(text: str, path: str, count: int) -> list[tuple[str, str]]:
     >>> parse_questions("QUESTION: Which fee is due?\\nANSWER: Two euros.", "app/late.py", 3)
     [('Which fee is due?', 'Two euros.')]
     """
+    # 1. The pairs
     pairs = [(_line(match["question"]), _line(match["answer"])) for match in PAIR.finditer(text)]
     if not pairs:
         raise ValueError("no `QUESTION: …` followed by an `ANSWER: …`")
+
+    # 2. Those that ask for what is in the file, and do not give it away
     questions: list[tuple[str, str]] = []
     for question, answer in pairs:
         fits = count_tokens(question) <= LONGEST and count_tokens(answer) <= LONGEST_ANSWER
@@ -259,6 +265,7 @@ def parse_check(text: str, questions: int, files: int) -> list[set[int]]:
     >>> parse_check("1: 2\\n2: none", 2, 3)
     [{2}, set()]
     """
+    # A line for each question, in any order
     lines = {int(match["question"]): match["files"] for match in VERDICT.finditer(text)}
     verdicts = []
     for number in range(1, questions + 1):
@@ -302,6 +309,7 @@ def ask_teacher(
     """Questions from the client's chat teacher; with `settings.check`, those that it says are
     answered by their file alone. Raises ApiError.
     """
+    # 1. Questions about each file
     name, files = str(client.endpoint), material.all_files
     outcomes: list[Outcome[Pairs]] = _ask_all(
         client,
@@ -314,6 +322,8 @@ def ask_teacher(
         file: outcome.value for file, outcome in zip(files, outcomes, strict=True) if outcome.value
     }
     counts: Counter[str] = Counter()
+
+    # 2. Which files answer them
     if settings.check and pairs_of:
         pairs_by_file = list(pairs_of.items())
         checks = [_check(file, pairs, material) for file, pairs in pairs_by_file]
@@ -326,6 +336,8 @@ def ask_teacher(
             progress.bar(f"Checking with {name}", len(checks)),
         )
         rejected += [outcome.rejected for outcome in verdicts if outcome.rejected]
+
+        # 3. Those that their own file alone answers
         for (file, pairs), (_, paths), outcome in zip(pairs_by_file, checks, verdicts, strict=True):
             own_number = paths.index(file.path) + 1
             pairs_of[file] = []
@@ -354,9 +366,12 @@ def estimate_questions(
     At most, each request is sent as often as useless answers allow, has a prompt longer than we
     count, and is answered up to the limit, thinking included.
     """
+    # 1. The requests, and how long answers usually are
     endpoint, prices = teacher.endpoint, teacher.prices
     requests = {_request(file, material, settings.per_file): file for file in material.all_files}
     usual = dict.fromkeys(requests, TOKENS_A_QUESTION * settings.per_file)
+
+    # 2. The requests that have no answer in the journal
     with open_journal(journal, write=False) as answered:
         client = ChatClient(
             endpoint, answered, prices, max_answer_tokens=teacher.chat.max_answer_tokens
@@ -369,6 +384,8 @@ def estimate_questions(
             if pairs:
                 usual[_check(file, pairs, material)[0]] = TOKENS_A_VERDICT * settings.per_file
         open_calls = {request: calls for request in usual if (calls := client.calls_left(request))}
+
+    # 3. Tokens, as expected and at most
     thinking = THINKING_TOKENS if endpoint.thinks else 0
     read = sum(request.prompt_tokens for request in open_calls)
     completion_tokens = sum(usual[request] + thinking for request in open_calls)
@@ -379,6 +396,8 @@ def estimate_questions(
     most_written = sum(
         calls * written_limit(endpoint, request, most) for request, calls in open_calls.items()
     )
+
+    # 4. Their price
     figures = {
         "already_answered": len(usual) - len(open_calls),
         "calls": len(open_calls),
@@ -409,6 +428,7 @@ def _check(file: File, pairs: Pairs, material: Material) -> tuple[Request, list[
     order: the file itself, and those of its folder that share most keywords with the questions.
     Both are numbered from 1.
     """
+    # 1. The files of the folder that share most words with the questions
     questions, excerpts = [question for question, _ in pairs], material.excerpts[file.root]
     question_words = set(keywords(" ".join(questions)))
     folder = file.path.rpartition("/")[0]
@@ -419,6 +439,8 @@ def _check(file: File, pairs: Pairs, material: Material) -> tuple[Request, list[
     ]
     others.sort(key=lambda other: -len(question_words.intersection(keywords(excerpts[other]))))
     paths = sorted([file.path, *others[: FILES - 1]])
+
+    # 2. The request
     files_text = "\n\n".join(
         (
             f"File {number}, {path}, each line after a"
@@ -445,6 +467,7 @@ def _check(file: File, pairs: Pairs, material: Material) -> tuple[Request, list[
 
 def _request(file: File, material: Material, count: int) -> Request:
     excerpts = material.excerpts[file.root]
+    # The README of the project tells what it is about
     readme = next(
         (
             excerpts[path]

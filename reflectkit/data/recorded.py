@@ -70,6 +70,7 @@ def read_recorded(record: Path, outcomes: Path, env: str) -> tuple[list[Trajecto
         if "id" not in row or "decision" not in row:  # an answer in words, or a reward
             continue
         number, question = str(row["id"]), str(row.get("question", ""))
+        # An outcome without a question is of all of a request's
         key = (number, question) if (number, question) in rewards else (number, "")
         if key not in rewards:
             without += 1
@@ -99,6 +100,7 @@ def _turn(row: Mapping[str, Any], outcome: _Outcome, path: Path, line: int) -> T
         raise DataError(
             path, "missing: it was decided elsewhere", line=line, field="decision.prompt_ids"
         )
+    # The option that was taken, by its text or by the part before a colon
     action = decision.action
     if outcome.choice:
         names = [

@@ -94,6 +94,8 @@ def lessons(episodes: Sequence[Sequence[Turn]], form: str = ANSWERS[0]) -> list[
         earlier: list[Lesson] = []
         for turn in turns:
             observation, decision = turn.observation, turn.decision
+
+            # 1. The answer in the form of the rows
             action = decision.action
             if observation.replies and isinstance(action, str):
                 action = ToolUse(action)  # a reply, which may have several lines
@@ -102,6 +104,8 @@ def lessons(episodes: Sequence[Sequence[Turn]], form: str = ANSWERS[0]) -> list[
                 if isinstance(action, int)
                 else action_completion(action)
             )
+
+            # 2. The step, with those before it in its conversation
             note = decision.note or "positive"
             steps.append(
                 Lesson(
@@ -171,6 +175,7 @@ def joined(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     conversation is then one row.
     """
     long_rows: list[dict[str, Any]] = []
+    # The text of the conversation so far, which the next row may begin with
     so_far = ""
     for row in rows:
         if so_far and row["prompt"].startswith(so_far):
@@ -216,10 +221,13 @@ def read_rows(path: Path) -> list[Row]:
     """The rows of `path`. Raises DataError with line and field."""
     rows = []
     for line, row in read_jsonl(path):
+        # 1. The form of the answer
         form = row.get("answer", ANSWERS[0])
         if form not in ANSWERS:
             form_text = f"expected {' or '.join(ANSWERS)}, found {form!r:.60}"
             raise DataError(path, form_text, line=line, field="answer")
+
+        # 2. The texts, and what is trained instead of the completion
         parts = tuple(_parts(path, line, row))
         options = _options(path, line, row, parts) if form == SCORE else ()
         listed = len(options or listed_answers(parts[0][0], str(form)))
@@ -228,6 +236,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _target(path: Path, line: int, row: Mapping[str, Any], listed: int) -> tuple[float, ...]:
+    # Without them the completion is the target
     shares = row.get("probabilities")
     if shares is None:
         return ()
@@ -290,6 +299,7 @@ def form_of(path: Path, rows: Sequence[Row]) -> str:
     """What the rows of `path` answer a choice with: see `types.Answer`. Raises DataError if some
     differ.
     """
+    # Rows that list no answers have no form that could differ
     text = next((row for row in rows if row.form != ANSWERS[0]), None)
     if text is None:
         return ANSWERS[0]
@@ -309,6 +319,7 @@ def form_of(path: Path, rows: Sequence[Row]) -> str:
 
 
 def _parts(path: Path, line: int, row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    # 1. The original's rows: the completion follows the last marker
     if "text" in row and "prompt" not in row:
         text = row["text"] if isinstance(row["text"], str) else ""
         cuts = (text.rpartition(marker) for marker in ORIGINAL_MARKERS)
@@ -322,6 +333,8 @@ def _parts(path: Path, line: int, row: Mapping[str, Any]) -> Iterator[tuple[str,
                 path, f"{form_text}, found {row['text']!r:.60}", line=line, field="text"
             )
         row = {"prompt": prompt + marker, "completion": completion}
+
+    # 2. Ours: a prompt and a completion, and those after it
     then: Any = row.get("then", [])
     if not isinstance(then, list) or not all(isinstance(part, dict) for part in then):
         raise DataError(

@@ -110,6 +110,7 @@ class RunConfig(Config):
 
 def _numbered(results_dir: Path) -> list[tuple[int, str, Path]]:
     """(number, stage, folder) of the runs without a name, the newest first."""
+    # Other folders, and files of that name, are none
     folders = results_dir.iterdir() if results_dir.is_dir() else ()
     matches = [(NUMBERED.fullmatch(folder.name), folder) for folder in folders]
     return sorted(
@@ -131,7 +132,10 @@ def runs_of(results_dir: Path, stage: str) -> Iterator[Path]:
     """The runs of `stage` in `results_dir`: numbered ones, newest first, then named ones; none of
     other results folders inside it (`results/seed0`).
     """
+    # 1. Numbered runs
     yield from (folder for _, name, folder in _numbered(results_dir) if name == stage)
+
+    # 2. Named ones, also in folders of folders; runs have no runs in them
     for place, inside, files in os.walk(results_dir):
         folder = Path(place)
         if folder == results_dir or "config.json" not in files:
@@ -156,10 +160,13 @@ def find_run(run: RunConfig, identity: Identity) -> Path | None:
     Raises DataError if there is none and one is damaged, which would otherwise silently start
     again.
     """
+    # 1. The run with this identity
     runs = named_runs(run) if run.name else list(runs_of(run.results_dir, identity.stage))
     same = next((folder for folder in runs if identity.fits(read_record(folder))), None)
     if same is not None:
         return same
+
+    # 2. Or one that differs in its limits; a damaged one might be it
     records = [(folder, intact_record(folder)) for folder in runs]
     if run.keep:
         return None
@@ -182,6 +189,7 @@ def new_folder(
     """
     try:
         run.results_dir.mkdir(parents=True, exist_ok=True)
+        # Another process may take the place at the same time: then again
         while True:
             folder = (
                 _place(run, identity, again)
@@ -250,10 +258,13 @@ def _place(run: RunConfig, identity: Identity, again: bool) -> Path:
     """The folder of a new named run; an existing one will be replaced. Raises ConfigError if that
     is not allowed.
     """
+    # 1. No run is inside of another one
     first = run.results_dir / run.name
     for above in list(first.parents)[: run.name.count("/")]:
         if (above / "config.json").exists():
             raise ConfigError(f"--name {run.name}: {above} is a run; choose a name outside it")
+
+    # 2. With --keep the next free place, unless the run is there already
     if run.keep:
         same = [
             folder
@@ -264,12 +275,16 @@ def _place(run: RunConfig, identity: Identity, again: bool) -> Path:
             others = (first.with_name(f"{first.name}.{number}") for number in itertools.count(2))
             return next(folder for folder in itertools.chain([first], others) if _is_free(folder))
         first = same[0]
+
+    # 3. The place itself
     if _is_free(first):
         return first
     if not (first / "config.json").is_file():
         raise ConfigError(
             f"--name {run.name}: {first} already exists and is not a run; choose another name"
         )
+
+    # 4. What is in the way, and what to do
     record = read_record(first)
     if record.get("stage", identity.stage) != identity.stage:
         raise ConfigError(
@@ -381,6 +396,7 @@ class Identity:
 
     def difference(self, record: Mapping[str, Any]) -> str:
         """The seed, or the first setting, or else input, that differs in `record`."""
+        # 1. Settings, the seed first
         inputs = record["inputs"]
         recorded = record["settings"]
         # Models depend on it
@@ -391,6 +407,8 @@ class Identity:
                     f"{shown_name} {_shown(recorded.get(name))} there,"
                     f" {_shown(self.settings.get(name))} here"
                 )
+
+        # 2. Inputs
         changed = [
             path for path in {**self.inputs, **inputs} if self.inputs.get(path) != inputs.get(path)
         ]
@@ -474,6 +492,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def differing_settings(folders: Iterable[Path]) -> list[str]:
     """The settings that are not the same in the runs in `folders`, without the seed, and paths."""
+    # Paths differ between runs that are otherwise alike
     settings = [record.get("settings", {}) for folder in folders if (record := read_record(folder))]
     names = dict.fromkeys(name for one in settings for name in one if name != "seed")
     values = {name: {dumps(one.get(name)) for one in settings} for name in names}
@@ -533,6 +552,8 @@ def open_run(
     another process holds the run, or a run with another identity has its name.
     """
     use_threads(config.run.threads)
+
+    # 1. The run, locked for this process
     identity = Identity(
         stage, identifying(config), {str(path): digest(path) for path in inputs}, limits
     )
@@ -550,6 +571,8 @@ def open_run(
                 record = read_record(folder)
                 if not (identity.fits(record) or identity.extends(folder, record)):
                     continue  # another process has just replaced it
+
+            # 2. Whether it has ended
             sweep(folder)
             report = _finished(stage, folder)
             is_same = existing is None or identity.fits(record)
@@ -580,6 +603,7 @@ def open_run(
 
 def _continue(folder: Path, identity: Identity) -> None:
     """Give the unfinished run in `folder` the limits of `identity`."""
+    # An earlier number of steps stays on record: training had ended there
     record = read_record(folder)
     if identity.fits(record):
         return
@@ -597,6 +621,7 @@ def finished_as(stage: str, config: Any) -> Report | None:
     Read from the run's own record, without importing the stage's libraries. None does not mean that
     there is none: a stage may record other settings than it was given.
     """
+    # A numbered run has no place where to look for it
     if config.run.force or not config.run.name:
         return None
     for folder in named_runs(config.run):

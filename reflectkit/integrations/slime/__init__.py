@@ -1,4 +1,5 @@
-"""Our environments inside slime (github.com/THUDM/slime), which trains large models with Megatron and SGLang.
+"""Our environments inside slime (github.com/THUDM/slime), which trains large models with Megatron
+and SGLang.
 
 slime finds each function by its dotted path:
 
@@ -8,8 +9,8 @@ slime finds each function by its dotted path:
     --custom-rollout-log-function-path reflectkit.integrations.slime.log_rollout
     --custom-eval-rollout-log-function-path reflectkit.integrations.slime.log_evaluation
 
-`python -m reflectkit.integrations.slime --env support` writes the prompt data, and docs/slime.md has the launch. slime
-and torch are imported when a function is called.
+`python -m reflectkit.integrations.slime --env support` writes the prompt data, and docs/slime.md
+has the launch. slime and torch are imported when a function is called.
 """
 
 from __future__ import annotations

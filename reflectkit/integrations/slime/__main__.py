@@ -22,11 +22,13 @@ SPLITS = ("train", "validate", "test", "unseen")
 def write_prompts(
     env: str, data_dir: Path, out_dir: Path | None = None, level: str = ""
 ) -> dict[Path, int]:
-    """Write a file for each split of the env's problems that is not empty: the files, with the number of their rows.
+    """Write a file for each split of the env's problems that is not empty: the files, with the
+    number of their rows.
 
     out_dir: default: `slime`, beside the splits. level: keep its problems only.
 
-    Raises DataError: there are no splits, or no problem of that level. UnknownNameError: no such env or level.
+    Raises DataError: there are no splits, or no problem of that level. UnknownNameError: no such
+    env or level.
     """
     kind = env_class(env)
     folder = data_folder(env, data_dir) / kind.taskset.records_folder

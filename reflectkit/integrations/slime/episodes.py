@@ -1,11 +1,12 @@
 """Plays one episode for slime: `generate`, for `--custom-generate-function-path`.
 
-The file of `--custom-config-path` has a mapping `reflectkit:` with the settings below and those of the environment. A
-prompt's own `metadata["reflectkit"]` overrides it, e.g. by `metadata_overrides` of an evaluation set. The reflector is
-the model named "reflector" in the file of `--sglang-config`.
+The file of `--custom-config-path` has a mapping `reflectkit:` with the settings below and those of
+the environment. A prompt's own `metadata["reflectkit"]` overrides it, e.g. by `metadata_overrides`
+of an evaluation set. The reflector is the model named "reflector" in the file of `--sglang-config`.
 
-A conversation whose prompts only grow is one row; where a chat template rewrites the history, and at each choice, a new
-row starts (`train/batch.py`). The rows share their `rollout_id`, so that slime's loss counts the episode once.
+A conversation whose prompts only grow is one row; where a chat template rewrites the history, and
+at each choice, a new row starts (`train/batch.py`). The rows share their `rollout_id`, so that
+slime's loss counts the episode once.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ LONGEST = 2**20
 UNFIT = ("partial_rollout", "group_rm", "use_rollout_routing_replay", "log_passrate")
 """Arguments of slime that do not go together with whole episodes of several rows."""
 ROUTING_KEY = "X-SMG-Routing-Key"
-"""The header by which `--router-policy consistent_hashing` sends an episode's requests to one server."""
+"""The header by which `--router-policy consistent_hashing` sends an episode's requests to one
+server.
+"""
 
 logger = logging.getLogger(__name__)
 _spare: defaultdict[tuple[SlimeConfig, str], list[Checked]] = defaultdict(list)
@@ -86,13 +89,18 @@ class SlimeConfig(Config):
     )
     one_row: bool = option(
         False,
-        help="Return each episode as one Sample instead of a list; an error if an episode has several rows.",
+        help=(
+            "Return each episode as one Sample instead of a list; an error if an episode has"
+            " several rows."
+        ),
     )
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A row of the prompt data, as `prompts.py` writes it. split: the file of problems that it was made of."""
+    """A row of the prompt data, as `prompts.py` writes it. split: the file of problems that it was
+    made of.
+    """
 
     task: Task
     split: str
@@ -102,18 +110,22 @@ class Prompt:
 def read_prompt(args: Any, metadata: Any) -> Prompt:
     """The prompt with the settings for its episode.
 
-    Raises DataError: the metadata was not written by `python -m reflectkit.integrations.slime`. ConfigError: wrong
-    settings.
+    Raises DataError: the metadata was not written by `python -m reflectkit.integrations.slime`.
+    ConfigError: wrong settings.
     """
     if not isinstance(metadata, Mapping) or not {"task", "env"} <= metadata.keys():
-        fix = "write it with `python -m reflectkit.integrations.slime`, and use --metadata-key metadata"
+        fix = (
+            "write it with `python -m reflectkit.integrations.slime`, and use --metadata-key"
+            " metadata"
+        )
         raise DataError("prompt data", f"has no task; {fix}")
     task = from_json(Task, metadata["task"], path="prompt data")
     general, of_prompt = getattr(args, KEY, None) or {}, metadata.get(KEY) or {}
     config = _config(json.dumps({"env": metadata["env"], **general, **of_prompt}, default=str))
     if task.env != config.plugin.setup.env_name:
         raise ConfigError(
-            f"task {task.id!r} is of env '{task.env}', but {WHERE} has env: {config.plugin.env.name}; leave env out"
+            f"task {task.id!r} is of env '{task.env}', but {WHERE} has env:"
+            f" {config.plugin.env.name}; leave env out"
         )
     return Prompt(task, str(metadata.get("split", "")), config)
 
@@ -126,7 +138,8 @@ def _config(text: str) -> SlimeConfig:
 def reflector_of(args: Any) -> str | None:
     """The checkpoint of the reflector that --sglang-config serves, or None without one.
 
-    Raises ConfigError: it is not frozen, or comes before the policy. DataError: the file cannot be read.
+    Raises ConfigError: it is not frozen, or comes before the policy. DataError: the file cannot be
+    read.
     """
     path = getattr(args, "sglang_config", None)
     models = _served(str(path)) if path else []
@@ -158,14 +171,17 @@ class RouterAnswer:
 
 
 class RouterSampler:
-    """Samples from a model behind SGLang's router: token ids in (`input_ids`), sampled ids and log-probs out.
+    """Samples from a model behind SGLang's router: token ids in (`input_ids`), sampled ids and
+    log-probs out.
 
-    One of several labels is drawn from the whole vocabulary, as slime's loss is over the whole vocabulary: an answer
-    that is none of them ends the episode. SGLang reports the labels' own log-probs (`token_ids_logprob`).
+    One of several labels is drawn from the whole vocabulary, as slime's loss is over the whole
+    vocabulary: an answer that is none of them ends the episode. SGLang reports the labels' own
+    log-probs (`token_ids_logprob`).
 
-    url: of the router's `/generate`. context: tokens that the model can read. role: what it was fine-tuned for, if
-    known. parameters: SGLang's sampling parameters, over which a request's own are laid. headers: of each request.
-    stopped: whether slime has ended the rollout; no request is then sent. on_answer: called with each answer.
+    url: of the router's `/generate`. context: tokens that the model can read. role: what it was
+    fine-tuned for, if known. parameters: SGLang's sampling parameters, over which a request's own
+    are laid. headers: of each request. stopped: whether slime has ended the rollout; no request is
+    then sent. on_answer: called with each answer.
     """
 
     def __init__(
@@ -192,21 +208,25 @@ class RouterSampler:
     async def sample(self, ask: SampleRequest) -> SampleOutput:
         """What the model says.
 
-        Raises EnvironmentFailure: the router fails, or slime has ended the rollout. CheckpointError: a label has
-        several tokens.
+        Raises EnvironmentFailure: the router fails, or slime has ended the rollout.
+        CheckpointError: a label has several tokens.
         """
         import httpx
         from slime.utils.http_utils import post
 
         if any(len(label) > 1 for label in ask.labels):
             raise CheckpointError(
-                f"one of {len(ask.labels)} labels is several tokens of this model, and slime samples one for each;"
+                f"one of {len(ask.labels)} labels is several tokens of this model, and slime"
+                " samples one for each;"
                 " train with `reflectkit rlft`, or use a model whose tokenizer has them"
             )
         room = self.context - len(ask.prompt_ids)
         if room < 1:
             return SampleOutput(
-                too_long=f"the prompt is {len(ask.prompt_ids)} tokens, but the model reads {self.context}"
+                too_long=(
+                    f"the prompt is {len(ask.prompt_ids)} tokens, but the model reads"
+                    f" {self.context}"
+                )
             )
         parameters = {
             **self.parameters,
@@ -239,7 +259,9 @@ class RouterSampler:
         if answer.token_ids not in ask.labels:
             word = self.tokenizer.decode(answer.token_ids)
             return SampleOutput(
-                too_long=f"the policy answered {word!r}, which is none of the {len(ask.labels)} labels"
+                too_long=(
+                    f"the policy answered {word!r}, which is none of the {len(ask.labels)} labels"
+                )
             )
         try:
             by_token = {
@@ -259,7 +281,9 @@ class RouterSampler:
 
 
 def read_answer(ask: SampleRequest, output: Any) -> RouterAnswer:
-    """The answer in what the router returned. Raises EnvironmentFailure if it has none, or was aborted."""
+    """The answer in what the router returned. Raises EnvironmentFailure if it has none, or was
+    aborted.
+    """
     try:
         meta = output["meta_info"]
         if meta["finish_reason"]["type"] == "abort":
@@ -280,12 +304,15 @@ def read_answer(ask: SampleRequest, output: Any) -> RouterAnswer:
 async def generate(
     args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False
 ) -> Any:
-    """`sample`'s episode: a list of its rows, or the last row alone in an evaluation and with `one_row`.
+    """`sample`'s episode: a list of its rows, or the last row alone in an evaluation and with
+    `one_row`.
 
-    `sampling_params["max_new_tokens"]` (`--rollout-max-response-len`) limits each answer of the policy. An episode
-    whose infrastructure failed is one row that nothing is learned from, with status ABORTED and reward 0.
+    `sampling_params["max_new_tokens"]` (`--rollout-max-response-len`) limits each answer of the
+    policy. An episode whose infrastructure failed is one row that nothing is learned from, with
+    status ABORTED and reward 0.
 
-    Raises ConfigError, DataError, CheckpointError: slime's arguments, the settings or the prompt data are wrong.
+    Raises ConfigError, DataError, CheckpointError: slime's arguments, the settings or the prompt
+    data are wrong.
     """
     wrong = [name for name in UNFIT if getattr(args, name, False)]
     if not evaluation and getattr(args, "rollout_top_p", 1.0) != 1:
@@ -344,7 +371,9 @@ async def generate(
 
 
 def episode_of(args: Any, sample: Any, prompt: Prompt, evaluation: bool) -> Episode:
-    """The episode with its seeds: the samples of a group begin alike; the tries of an evaluation are independent."""
+    """The episode with its seeds: the samples of a group begin alike; the tries of an evaluation
+    are independent.
+    """
     root = derive(getattr(args, "rollout_seed", 0), "evaluation" if evaluation else "training")
     if evaluation:
         start = derive(root, "start", prompt.task.id, sample.index)
@@ -358,8 +387,8 @@ def to_samples(
 ) -> list[Any]:
     """The rows of an episode as copies of slime's `sample`. answers: of the policy, in order.
 
-    A row's response begins with the first token that the policy wrote; tokens of the env in it are masked. An answer
-    that is no legal label has ended the episode, and is trained with the rest.
+    A row's response begins with the first token that the policy wrote; tokens of the env in it are
+    masked. An answer that is no legal label has ended the episode, and is trained with the rest.
     """
     turns = trajectory.turns
     for answer in answers[len(turns) :]:  # not played; its tokens are kept
@@ -436,10 +465,13 @@ def _blank(sample: Any, trajectory: Trajectory, status: Any) -> Any:
 
 
 def policy_model(args: Any, evaluation: bool) -> tuple[str, Any, int, str | None]:
-    """(URL of slime's router, tokenizer, context, role) of the policy. Raises CheckpointError, ConfigError."""
+    """(URL of slime's router, tokenizer, context, role) of the policy. Raises CheckpointError,
+    ConfigError.
+    """
     if _facts_of(Path(str(args.hf_checkpoint))).get("answer") in ("text", SCORE):
         raise ConfigError(
-            f"{args.hf_checkpoint} answers with the words of choices; train it with `reflectkit rlft`"
+            f"{args.hf_checkpoint} answers with the words of choices; train it with"
+            " `reflectkit rlft`"
         )
     tokenizer, context, role = _checkpoint(str(args.hf_checkpoint))
     limit = getattr(args, "eval_max_context_len" if evaluation else "rollout_max_context_len", None)
@@ -449,7 +481,9 @@ def policy_model(args: Any, evaluation: bool) -> tuple[str, Any, int, str | None
 
 
 def _reflector(args: Any, config: SlimeConfig) -> Reflector | None:
-    """The reflector behind its own router, or None without one. Raises CheckpointError, ConfigError."""
+    """The reflector behind its own router, or None without one. Raises CheckpointError,
+    ConfigError.
+    """
     checkpoint = reflector_of(args)
     if checkpoint is None or config.reflect_prob == 0:
         return None
@@ -462,7 +496,8 @@ def _reflector(args: Any, config: SlimeConfig) -> Reflector | None:
         tokenizer, context, role = _checkpoint(checkpoint)
         if role not in ("reflection", None):
             raise ConfigError(
-                f"{checkpoint} is a {role} model, not a reflector; serve one made by `sft --role reflection`"
+                f"{checkpoint} is a {role} model, not a reflector; serve one made by `sft"
+                " --role reflection`"
             )
         sampler = RouterSampler(
             key[0], tokenizer, context, role, {}, stopped=lambda: _stopped(args)
@@ -478,7 +513,9 @@ _reflectors: dict[tuple[str, str, float], Reflector] = {}
 
 @cache
 def _checkpoint(source: str) -> tuple[Any, int, str | None]:
-    """(tokenizer, context length in tokens, role) of folder or hub id `source`. Raises CheckpointError."""
+    """(tokenizer, context length in tokens, role) of folder or hub id `source`. Raises
+    CheckpointError.
+    """
     return (
         load_tokenizer(source),
         context_of(source) or LONGEST,

@@ -1,8 +1,8 @@
 """Rewards and figures of groups of episodes, each of one or several rows, for slime.
 
-slime's own normalisation reshapes the rows by `--n-samples-per-prompt`; where episodes have several rows, it takes the
-whole batch for one group. Here the rows of a `group_index` are a group, and each `rollout_id` counts once in its mean
-and standard deviation. Failed episodes are in neither.
+slime's own normalisation reshapes the rows by `--n-samples-per-prompt`; where episodes have several
+rows, it takes the whole batch for one group. Here the rows of a `group_index` are a group, and each
+`rollout_id` counts once in its mean and standard deviation. Failed episodes are in neither.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from reflectkit.evals.stats import pass_all, pass_at
 EPISODE = "episode"
 """Where `generate` puts an episode's figures in the metadata of its rows."""
 SMALLEST = 1e-6
-"""Added to a standard deviation, as slime does; groups whose rewards differ by less teach nothing."""
+"""Added to a standard deviation, as slime does; groups whose rewards differ by less teach nothing.
+"""
 CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 SCALED = ("grpo", "gspo", "cispo")
 
 
 def normalise_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[float]]:
-    """(rewards, rewards normalised within their group), one each per sample: `--custom-reward-post-process-path`.
+    """(rewards, rewards normalised within their group), one each per sample:
+    `--custom-reward-post-process-path`.
 
-    All rows of an episode get the same: slime's loss is a mean over the tokens of a `rollout_id`. Groups are centred
-    and scaled where slime does so for its advantage estimator. A failed episode's reward is 0.
+    All rows of an episode get the same: slime's loss is a mean over the tokens of a `rollout_id`.
+    Groups are centred and scaled where slime does so for its advantage estimator. A failed
+    episode's reward is 0.
     """
     raw = [reward_of(args, sample) for sample in samples]
     estimator = getattr(args, "advantage_estimator", CENTRED[0])
@@ -52,8 +55,9 @@ def normalise_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
 
 
 def keep_group(args: Any, samples: list[Any], **_: Any) -> Any:
-    """Whether a group can teach something, for `--dynamic-sampling-filter-path`: at least two episodes have ended, and
-    their rewards differ. Otherwise slime plays another group. samples: a Sample or a list of rows for each episode.
+    """Whether a group can teach something, for `--dynamic-sampling-filter-path`: at least two
+    episodes have ended, and their rewards differ. Otherwise slime plays another group. samples: a
+    Sample or a list of rows for each episode.
     """
     from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 
@@ -86,10 +90,11 @@ def episode_key(sample: Any, row: int) -> Any:
 
 
 def figures(samples: Sequence[Any]) -> dict[str, float]:
-    """Means over the episodes of `samples`: success, return, steps, rows, tokens, …, and those that their env reports.
+    """Means over the episodes of `samples`: success, return, steps, rows, tokens, …, and those that
+    their env reports.
 
-    `failed` is the share of episodes whose infrastructure failed; the others are means of the rest. With several tries
-    of each problem, also pass@k and pass^k for all k tries.
+    `failed` is the share of episodes whose infrastructure failed; the others are means of the rest.
+    With several tries of each problem, also pass@k and pass^k for all k tries.
     """
     firsts: dict[Any, Any] = {}
     for row, sample in enumerate(samples):
@@ -126,8 +131,8 @@ def log_rollout(
 
 
 def log_evaluation(rollout_id: int, args: Any, data: dict[str, Any], extra_metrics: Any) -> bool:
-    """Log `eval/NAME/reflectkit/…` of each evaluation set, and take failed episodes out of what slime logs of it:
-    `--custom-eval-rollout-log-function-path`.
+    """Log `eval/NAME/reflectkit/…` of each evaluation set, and take failed episodes out of what
+    slime logs of it: `--custom-eval-rollout-log-function-path`.
     """
     from slime.observability import logging_utils
     from slime.observability.metric_utils import compute_rollout_step

@@ -314,7 +314,10 @@ class SFTConfig(Config):
         for name in non_default(self, *of_this_machine):
             yield (
                 True,
-                f"{flag(name)} is for training on this machine; leave it out with --engine {self.engine.name}",
+                (
+                    f"{flag(name)} is for training on this machine; leave it out with --engine"
+                    f" {self.engine.name}"
+                ),
             )
 
 

@@ -1,8 +1,9 @@
-"""Build and fit of an sft run on a training service (--engine): the rows are made here, and the weights are there.
+"""Build and fit of an sft run on a training service (--engine): the rows are made here, and the
+weights are there.
 
-Per gradient step, the service reads a batch, the loss and its slopes are computed here, and the service adds up the
-gradients of these slopes and makes a step of AdamW. A checkpoint holds the path of weights and optimizer on the
-service, the log, and what was paid.
+Per gradient step, the service reads a batch, the loss and its slopes are computed here, and the
+service adds up the gradients of these slopes and makes a step of AdamW. A checkpoint holds the path
+of weights and optimizer on the service, the log, and what was paid.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ LOG_EVERY = 20
 
 @dataclass(frozen=True)
 class Reader:
-    """What encoding needs of a model. context: tokens that it reads. vocabulary: the number of tokens it knows."""
+    """What encoding needs of a model. context: tokens that it reads. vocabulary: the number of
+    tokens it knows.
+    """
 
     tokenizer: Any
     context: int
@@ -103,9 +106,11 @@ class ServiceTraining:
 
 
 def build(run: SFTRun, folder: Path, progress: Progress) -> ServiceTraining:
-    """An adapter on the service, and the rows as tokens. folder: the run's, with the checkpoints to resume from.
+    """An adapter on the service, and the rows as tokens. folder: the run's, with the checkpoints to
+    resume from.
 
-    Raises DataError: a row is too long. ConfigError: the service does not have the base. GoneError: it is away.
+    Raises DataError: a row is too long. ConfigError: the service does not have the base. GoneError:
+    it is away.
     """
     config, rows = run.config, run.rows
     settings = config.engine.settings
@@ -223,7 +228,9 @@ class ServiceFit:
         )
 
     def load(self, place: Path) -> None:
-        """Go on from checkpoint `place`. Raises CheckpointError if the service does not have its weights any more."""
+        """Go on from checkpoint `place`. Raises CheckpointError if the service does not have its
+        weights any more.
+        """
         training = self.training
         try:
             state = read_json(place / STATE)
@@ -246,7 +253,9 @@ class ServiceFit:
         return max(ranked)[1] if ranked else None
 
     def prune(self, keep: int) -> None:
-        """Remove all checkpoints but the last `keep` and the best. What they name on the service stays there."""
+        """Remove all checkpoints but the last `keep` and the best. What they name on the service
+        stays there.
+        """
         best = self.best()
         for old in checkpoints(self.training.folder)[:-keep]:
             if old.name != f"checkpoint-{best}":
@@ -256,8 +265,8 @@ class ServiceFit:
 def fit(training: ServiceTraining, progress: Progress) -> ServiceFit:
     """Train the adapter, and save it.
 
-    Raises DivergedError, GoneError: the service is away for too long, and BudgetSpentError. The same command goes on
-    from the last checkpoint.
+    Raises DivergedError, GoneError: the service is away for too long, and BudgetSpentError. The
+    same command goes on from the last checkpoint.
     """
     config = training.run.config
     state = ServiceFit(training)
@@ -313,7 +322,9 @@ def fit(training: ServiceTraining, progress: Progress) -> ServiceFit:
 
 
 def step(state: ServiceFit) -> float:
-    """A gradient step on the next batch. Returns its loss, in nats per trained token. Raises DivergedError."""
+    """A gradient step on the next batch. Returns its loss, in nats per trained token. Raises
+    DivergedError.
+    """
     training, config = state.training, state.training.run.config
     batch = batch_of(training, state.steps)
     rows = [row["input_ids"] for row in batch]
@@ -341,7 +352,9 @@ def step(state: ServiceFit) -> float:
 
 
 def batch_of(training: ServiceTraining, number: int) -> list[dict[str, Any]]:
-    """The rows of gradient step `number` (0 is the first). Each pass over the rows has an order of its own."""
+    """The rows of gradient step `number` (0 is the first). Each pass over the rows has an order of
+    its own.
+    """
     config = training.run.config
     epoch, place = divmod(number, -(-len(training.rows) // config.batch_size))
     order = list(range(len(training.rows)))
@@ -371,7 +384,9 @@ def is_measured(training: ServiceTraining, step: int) -> bool:
 
 
 def measure(training: ServiceTraining) -> dict[str, float]:
-    """PROBABILITY and LOSS of held-out rows, see `train.sft.measure`. A service tells no likeliest token."""
+    """PROBABILITY and LOSS of held-out rows, see `train.sft.measure`. A service tells no likeliest
+    token.
+    """
     values: list[float] = []
     size = training.run.config.batch_size
     for first in range(0, len(training.held_out), size):
@@ -393,7 +408,9 @@ def has_no_more_gain(state: ServiceFit) -> bool:
 
 
 def plan(run: SFTRun) -> Report:
-    """The tokens that training takes, and dollars where prices are given (--plan). Nothing is asked."""
+    """The tokens that training takes, and dollars where prices are given (--plan). Nothing is
+    asked.
+    """
     config, rows = run.config, run.rows
     assert run.start is not None
     reader = Reader.of(run.start.text)
