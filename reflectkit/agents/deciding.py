@@ -80,7 +80,8 @@ class Decider:
             places = [place for place, variant in enumerate(variants) if variant[0] == number]
             orders = [variants[place][1] for place in places]
             shares = averaged([decisions[place].probabilities for place in places], orders)
-            answer, first = Answer(shares), places[0]
+            answer = Answer(shares)
+            first = places[0]
             decision = replace(
                 decisions[first],
                 action=answer.likeliest,
@@ -140,7 +141,8 @@ class Foreteller:
     """`agent`, which says at the start of each episode how likely success is."""
 
     def __init__(self, agent: Agent) -> None:
-        self._agent, self._decider = agent, Decider(agent)
+        self._agent = agent
+        self._decider = Decider(agent)
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The agent's decision; the first of an episode has the answer. A question that does not fit has none."""

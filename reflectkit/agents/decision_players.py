@@ -221,7 +221,8 @@ class CommentedActor:
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The actor's decision, as a demonstration shows it."""
-        teacher, has = context.env.teacher(), context.env.teacher_type.has
+        teacher = context.env.teacher()
+        has = context.env.teacher_type.has
         comment = teacher.comment(generator(context.seed, "comment")) if has("comment") else ""
         note = "positive"
         if has("note") and teacher.note() == "mistake":

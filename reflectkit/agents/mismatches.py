@@ -64,7 +64,8 @@ def env_mismatches(env: str, folders: Iterable[Path]) -> list[str]:
     warnings = []
     for folder in dict.fromkeys(folders):
         facts = model_facts(folder)
-        trained_env, trained_version = facts.get("env"), facts.get("prompts", 0)
+        trained_env = facts.get("env")
+        trained_version = facts.get("prompts", 0)
         if not isinstance(trained_env, str):
             continue
         if ENVS.get(trained_env, trained_env) != ENVS.get(env, env):
@@ -89,7 +90,8 @@ def settings_mismatches(env: EnvConfig, folders: Iterable[Path]) -> list[str]:
     warnings = []
     for folder in dict.fromkeys(folders):
         # 1. Settings, which a run of rlft records, and otherwise the model itself
-        record, facts = read_record(folder.parent), model_facts(folder)
+        record = read_record(folder.parent)
+        facts = model_facts(folder)
         settings_there = (
             record.get("settings") if record.get("stage") == "rlft" else facts.get("env_settings")
         )

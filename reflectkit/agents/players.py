@@ -134,7 +134,8 @@ class Players:
         """A `policy` whose weights are here, with the comments of the player's reflector if it has one."""
         from reflectkit.agents.two_player import TwoPlayerAgent
 
-        config, method = self.setup.config, player.method
+        config = self.setup.config
+        method = player.method
         commentator = self.reflector(player.reflector) if player.reflector else None
         agent = TwoPlayerAgent(
             config.sampler.open_policy(Opening(str(policy), config.device)),
@@ -227,7 +228,8 @@ class Players:
         """The client of a chat model, which players share. reflects: for the comments that a checkpoint reads, which
         are greedy and have a journal of their own.
         """
-        config, endpoint = self.setup.config, self.setup.endpoint_of(model)
+        config = self.setup.config
+        endpoint = self.setup.endpoint_of(model)
         name = f"reflector {endpoint}" if reflects else str(endpoint)
         if name in self._clients:
             return self._clients[name]

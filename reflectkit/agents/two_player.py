@@ -97,7 +97,9 @@ class ShuffledComments:
     def __init__(
         self, source: CommentSource, others: Sequence[tuple[str, str]], share: float
     ) -> None:
-        self.source, self.others, self.share = source, tuple(others), share
+        self.source = source
+        self.others = tuple(others)
+        self.share = share
 
     async def remark(self, observation: Observation, context: Context) -> str:
         """Another state's comment, or the comment of `source`, which is called only then. Raises ConfigError if there

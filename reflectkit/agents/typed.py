@@ -63,7 +63,8 @@ class TypedReflector:
     """Whether the comment depends on the actions that are offered."""
 
     def __init__(self, sampler: Sampler, questions: Sequence[StateQuestion]) -> None:
-        self.sampler, self.questions = sampler, tuple(questions)
+        self.sampler = sampler
+        self.questions = tuple(questions)
         self._prompts = PromptMemo(sampler.tokenizer)
 
     async def remark(self, observation: Observation, context: Context) -> TypedComment:

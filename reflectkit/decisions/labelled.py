@@ -82,7 +82,8 @@ def labelled(row: Mapping[str, Any], path: Path | str, line: int | None = None) 
     question = Question(kind, text_of(row.get("question")), texts)  # type: ignore[arg-type]
 
     # 2. Probabilities
-    answer, shares = row.get("answer"), row.get("probabilities")
+    answer = row.get("answer")
+    shares = row.get("probabilities")
     if answer is not None and shares is not None:
         raise error("answer", "give an answer or probabilities, not both")
     if shares is not None:

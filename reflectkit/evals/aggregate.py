@@ -121,7 +121,8 @@ def player_rows(parts: Sequence[Sequence[EpisodeRow]]) -> list[PlayerRow]:
     plays of different models are not several tries of one.
     """
     every = completed([episode for part in parts for episode in part])
-    ranges, silent = figure_ranges(every), silent_levels(every)
+    ranges = figure_ranges(every)
+    silent = silent_levels(every)
     seed_numbers = [number for number, part in enumerate(parts) for _ in part]
     numbered = list(zip(seed_numbers, every, strict=True))
     players = grouped(numbered, lambda pair: (pair[1].name, pair[1].level))
@@ -154,12 +155,14 @@ def player_row(
     those of these episodes alone. silent: whether the env does not report success.
     """
     episodes = [episode for seed in seeds for episode in seed]
-    counted = [episode for episode in episodes if not episode.is_aborted]
-    clusters, count = task_clusters(counted), max(1, len(counted))
+    complete = [episode for episode in episodes if not episode.is_aborted]
+    clusters = task_clusters(complete)
+    count = max(1, len(complete))
 
     # 1. Outcomes
-    successes, returns = _successes(counted), _returns(counted)
-    success = None if silent else _rate(successes, clusters, len(counted))
+    successes = _successes(complete)
+    returns = _returns(complete)
+    success = None if silent else _rate(successes, clusters, len(complete))
     ends = mean_interval(by_cluster(returns, clusters))
     mean_return = sum(returns.values()) / max(1, len(returns))
     total_return = Estimate(mean_return, None, None)
@@ -167,8 +170,8 @@ def player_row(
         total_return = Estimate.of(mean_return, ends)
 
     # 2. Turns, and the answers after them that were no action
-    turns = TurnCounts.total(episode.counts for episode in counted)
-    unfit = [episode for episode in counted if episode.unfit]
+    turns = TurnCounts.total(episode.counts for episode in complete)
+    unfit = [episode for episode in complete if episode.unfit]
     answers = max(1, turns.turns + len(unfit))
     illegal = turns.illegal + sum(episode.illegal_at_end for episode in unfit)
     unreadable = turns.unreadable + sum(episode.unreadable_at_end for episode in unfit)
@@ -176,10 +179,10 @@ def player_row(
 
     # 3. Success of those that gave an answer
     named_episodes = right_of_named = None
-    if not silent and any(NAMED in episode.figures for episode in counted):
-        named = [episode for episode in counted if episode.figures.get(NAMED)]
-        named_episodes = len(named)
-        right_of_named = _rate(_successes(named), clusters, len(named))
+    if not silent and any(NAMED in episode.figures for episode in complete):
+        with_answer = [episode for episode in complete if episode.figures.get(NAMED)]
+        named_episodes = len(with_answer)
+        right_of_named = _rate(_successes(with_answer), clusters, len(with_answer))
 
     return PlayerRow(
         name=episodes[0].name,
@@ -188,8 +191,8 @@ def player_row(
         success=success,
         tasks=len(successes),
         clusters=len(by_cluster(successes, clusters)),
-        episodes=len(counted),
-        aborted=len(episodes) - len(counted),
+        episodes=len(complete),
+        aborted=len(episodes) - len(complete),
         total_return=total_return,
         steps=turns.turns / count,
         illegal_share=illegal / answers,
@@ -198,10 +201,10 @@ def player_row(
         reflection_words=turns.words / turns.comments if turns.comments else None,
         tokens=turns.tokens / count,
         thoughts=turns.thoughts / count,
-        figures=_figures(counted, clusters, figure_ranges(counted) if ranges is None else ranges),
+        figures=_figures(complete, clusters, figure_ranges(complete) if ranges is None else ranges),
         named_episodes=named_episodes,
         right_of_named=right_of_named,
-        calibration=calibration_rows(counted, clusters),
+        calibration=calibration_rows(complete, clusters),
         pass_at={} if silent else _passes(seeds, clusters, pass_at),
         pass_all={} if silent else _passes(seeds, clusters, pass_all),
     )
@@ -236,8 +239,8 @@ def _passes(
     fewest = min(tries.values(), default=0)
     if fewest < 2:
         return {}
-    counted = [(number, episode) for number, episode in numbered if not episode.is_aborted]
-    groups = grouped(counted, lambda pair: (pair[0], pair[1].task))
+    complete = [(number, episode) for number, episode in numbered if not episode.is_aborted]
+    groups = grouped(complete, lambda pair: (pair[0], pair[1].task))
     passes = {}
     for k in LADDER:
         enough = {key: group for key, group in groups.items() if len(group) >= k}
@@ -312,7 +315,8 @@ def _over_seeds(
         )
 
     # 4. Tries
-    chances_at, chances_all = {}, {}
+    chances_at = {}
+    chances_all = {}
     for k, chance in row.pass_at.items():
         means = [each.pass_at[k].mean for each in seeds if k in each.pass_at]
         chances_at[k] = _extended(chance, means, 0.0, 1.0)
@@ -353,11 +357,11 @@ def success_by_aspect(episodes: Sequence[EpisodeRow]) -> dict[str, list[AspectRo
     out, and levels at which success is not reported.
     """
     silent = silent_levels(episodes)
-    counted = [episode for episode in episodes if episode.level not in silent]
-    names = dict.fromkeys(name for episode in counted for name in episode.aspects)
+    complete = [episode for episode in episodes if episode.level not in silent]
+    names = dict.fromkeys(name for episode in complete for name in episode.aspects)
     by_aspect = {}
     for aspect in names:
-        with_aspect = [episode for episode in counted if aspect in episode.aspects]
+        with_aspect = [episode for episode in complete if aspect in episode.aspects]
         values = {str(episode.aspects[aspect]) for episode in with_aspect}
         if len(values) < 2:
             continue
@@ -383,11 +387,12 @@ def differences(episodes: Sequence[EpisodeRow]) -> list[Difference]:
 
     Players without a common task that both finished are not compared.
     """
-    counted = [episode for episode in completed(episodes) if not episode.is_aborted]
-    clusters, silent = task_clusters(counted), silent_levels(counted)
-    ranges = {RETURN: (-math.inf, math.inf), **figure_ranges(counted), SUCCESS: (0.0, 1.0)}
+    complete = [episode for episode in completed(episodes) if not episode.is_aborted]
+    clusters = task_clusters(complete)
+    silent = silent_levels(complete)
+    ranges = {RETURN: (-math.inf, math.inf), **figure_ranges(complete), SUCCESS: (0.0, 1.0)}
     compared = []
-    for level, level_episodes in grouped(counted, lambda episode: episode.level).items():
+    for level, level_episodes in grouped(complete, lambda episode: episode.level).items():
         # 1. The means by task of each player and figure
         players = grouped(level_episodes, lambda episode: episode.name)
         means: dict[str, dict[str, Mapping[str, float]]] = {}

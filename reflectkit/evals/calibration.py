@@ -20,14 +20,16 @@ from reflectkit.errors import ConfigError
 from reflectkit.evals.rows import CalibrationRow, EpisodeRow, Estimate, Json, ReliabilityBin
 from reflectkit.evals.stats import amount_interval, mean_interval, rate_interval
 from reflectkit.eventloop import followed
-from reflectkit.types import Observation, Task, ToolUse, Trajectory
+from reflectkit.types import Observation, Task, ToolUse, Trajectory, Turn
 
 ORACLE_CHOICE, BEST_CHOICES, RIGHT_ANSWERS = "oracle", "best", "answers"
 """In a step's info: the oracle's action; all best actions where there are several; and the right options of other
 questions, by name.
 """
-ACTION, CRITIC, ASKED = "action", "success, by the critic", "success, asked"
-"""What is foretold: that an action is a best one; and success, at the start of an episode."""
+ACTION = "action"
+"""What is foretold of an action: that it is a best one."""
+BY_CRITIC, BY_PLAYER = "success, by the critic", "success, asked"
+"""What is foretold at the start of an episode: its success, by the critic's value or the player's answer."""
 FIRST_VALUE = "first_value"
 """In a line of episodes.jsonl: the critic's value of the first state."""
 SUREST = 0.99
@@ -42,25 +44,24 @@ COLDEST, HOTTEST = 0.05, 20.0
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A forecast of which is known what came true.
-
-    confidence: the probability of the event, or of the likeliest option. hit: whether that came true. brier: the
-    squared distance of the probabilities from what came true (Brier 1950, Monthly Weather Review 78:1): 0 to 1 of an
-    event, 0 to 2 of a choice. log_score: the negative log-probability of what came true, in nats.
-    """
+    """A forecast of which is known what came true."""
 
     confidence: float
+    """The probability of the event, or of the likeliest option."""
     hit: bool
+    """Whether that came true."""
     brier: float
+    """The squared distance of the probabilities from what came true (Brier 1950, Monthly Weather Review 78:1): 0 to 1
+    of an event, 0 to 2 of a choice.
+    """
     log_score: float
+    """The negative log-probability of what came true, in nats."""
 
     @property
     def numbers(self) -> list[float]:
         """As a line of episodes.jsonl has it."""
-        return [
-            round(float(value), DIGITS)
-            for value in (self.confidence, self.hit, self.brier, self.log_score)
-        ]
+        values = (self.confidence, self.hit, self.brier, self.log_score)
+        return [round(float(value), DIGITS) for value in values]
 
     @classmethod
     def read(cls, numbers: Sequence[float]) -> Forecast:
@@ -92,10 +93,9 @@ def choice_forecast(probabilities: Sequence[float], right: Sequence[int]) -> For
     """
     likeliest = max(range(len(probabilities)), key=probabilities.__getitem__)
     share = min(1.0, math.fsum(probabilities[index] for index in right))
-    wrong = math.fsum(value**2 for index, value in enumerate(probabilities) if index not in right)
-    return Forecast(
-        probabilities[likeliest], likeliest in right, wrong + (1 - share) ** 2, _surprise(share)
-    )
+    squares = [value**2 for index, value in enumerate(probabilities) if index not in right]
+    brier = math.fsum(squares) + (1 - share) ** 2
+    return Forecast(probabilities[likeliest], likeliest in right, brier, _surprise(share))
 
 
 class Advised(Wrapper):
@@ -109,14 +109,15 @@ class Advised(Wrapper):
         """One step, with the best actions in the state before it."""
         teacher = self.env.teacher()
         best = list(teacher.best_actions())
-        told: dict[str, Any] = {ORACLE_CHOICE: best[0]} | (
-            {BEST_CHOICES: best} if len(best) > 1 else {}
-        )
-        known = teacher.answers() if teacher.has("answers") else {}  # else it is the action alone
-        answers = {name: list(right) for name, right in known.items() if name != LIKELY.name}
-        told |= {RIGHT_ANSWERS: answers} if answers else {}
+        advice: dict[str, Any] = {ORACLE_CHOICE: best[0]}
+        if len(best) > 1:
+            advice[BEST_CHOICES] = best
+        answers = teacher.answers() if teacher.has("answers") else {}
+        others = {name: list(right) for name, right in answers.items() if name != LIKELY.name}
+        if others:
+            advice[RIGHT_ANSWERS] = others
         return followed(
-            self.env.step(action), lambda result: replace(result, info=result.info | told)
+            self.env.step(action), lambda result: replace(result, info=result.info | advice)
         )
 
     def _checked(self, observation: Observation) -> Observation:
@@ -129,16 +130,20 @@ class Advised(Wrapper):
 
 def best_choices(info: Json) -> list[int]:
     """The best actions in the state before a step with this info, of an `Advised` env; none where they are unknown."""
-    return list(info.get(BEST_CHOICES, [info[ORACLE_CHOICE]] if ORACLE_CHOICE in info else []))
+    if BEST_CHOICES in info:
+        return list(info[BEST_CHOICES])
+    return [info[ORACLE_CHOICE]] if ORACLE_CHOICE in info else []
 
 
 def action_forecasts(trajectory: Trajectory) -> list[Forecast]:
     """One for each decision that has probabilities, in an `Advised` env."""
-    return [
-        choice_forecast(turn.decision.probabilities, best)
-        for turn in trajectory.turns
-        if turn.decision.probabilities and (best := best_choices(turn.info))
-    ]
+    forecasts = []
+    for turn in trajectory.turns:
+        probabilities = turn.decision.probabilities
+        best = best_choices(turn.info)
+        if probabilities and best:
+            forecasts.append(choice_forecast(probabilities, best))
+    return forecasts
 
 
 def answer_forecasts(trajectory: Trajectory) -> dict[str, list[Forecast]]:
@@ -151,22 +156,27 @@ def answer_forecasts(trajectory: Trajectory) -> dict[str, list[Forecast]]:
             question = name.removeprefix(REFLECTOR_ANSWER)
             if question == name:  # of the policy
                 continue
-            if question == SUCCEEDS.name:
-                known = trajectory.reported_success is not None
-                right = [0 if trajectory.success else 1] if known else []
-            elif question == LIKELY.name:
-                right = best_choices(turn.info)
+            right = _right_options(question, turn, trajectory)
+            if not right:
+                continue
+            if len(shares) == 2 and question != LIKELY.name:
+                forecast = event_forecast(shares[0], 0 in right)
             else:
-                right = turn.info.get(RIGHT_ANSWERS, {}).get(question, [])
-            if right:
-                is_event = len(shares) == 2 and question != LIKELY.name
-                forecast = (
-                    event_forecast(shares[0], 0 in right)
-                    if is_event
-                    else choice_forecast(shares, right)
-                )
-                forecasts.setdefault(name, []).append(forecast)
+                forecast = choice_forecast(shares, right)
+            forecasts.setdefault(name, []).append(forecast)
     return forecasts
+
+
+def _right_options(question: str, turn: Turn, trajectory: Trajectory) -> list[int]:
+    """The options of a question about the state of a turn that are right; none where that is unknown."""
+    if question == LIKELY.name:
+        return best_choices(turn.info)
+    if question == SUCCEEDS.name:
+        if trajectory.reported_success is None:
+            return []
+        return [0] if trajectory.success else [1]
+    options: list[int] = turn.info.get(RIGHT_ANSWERS, {}).get(question, [])
+    return options
 
 
 def read_forecasts(episodes: Iterable[EpisodeRow]) -> dict[str, dict[str, list[Forecast]]]:
@@ -187,24 +197,25 @@ def critic_forecasts(episodes: Iterable[EpisodeRow]) -> dict[str, list[Forecast]
     """
     # 1. The returns that stand for failure and success
     returns: dict[bool, list[float]] = {True: [], False: []}
-    valued = []
+    with_values = []
     for episode in episodes:
         if (
             not episode.is_aborted
             and episode.first_value is not None
             and episode.success is not None
         ):
-            valued.append((episode, episode.first_value))
+            with_values.append((episode, episode.first_value))
             returns[episode.success].append(episode.total_return)
     if not (returns[True] and returns[False]):
         return {}
-    failure, success = fmean(returns[False]), fmean(returns[True])
+    failure = fmean(returns[False])
+    success = fmean(returns[True])
     if failure == success:
         return {}
 
     # 2. Where each value is between them
     forecasts: dict[str, list[Forecast]] = {}
-    for episode, value in valued:
+    for episode, value in with_values:
         share = (value - failure) / (success - failure)
         forecast = event_forecast(min(SUREST, max(1 - SUREST, share)), bool(episode.success))
         forecasts.setdefault(episode.task, []).append(forecast)
@@ -251,10 +262,9 @@ def calibration_error(clusters: Sequence[Sequence[Forecast]]) -> tuple[float, fl
     """
     import numpy as np
 
-    gaps_CB, counts_C = (
-        np.zeros((len(clusters), BINS)),
-        np.array([len(cluster) for cluster in clusters]),
-    )
+    # 1. The error
+    gaps_CB = np.zeros((len(clusters), BINS))
+    counts_C = np.array([len(cluster) for cluster in clusters])
     for number, cluster in enumerate(clusters):
         for forecast in cluster:
             gaps_CB[number, _bin(forecast.confidence)] += forecast.hit - forecast.confidence
@@ -262,11 +272,14 @@ def calibration_error(clusters: Sequence[Sequence[Forecast]]) -> tuple[float, fl
     count = len(clusters)
     if count < 2:
         return error, -math.inf, math.inf
+
+    # 2. Its jackknife: the t interval of C values with the standard error ((C - 1) / C * spread) ** 0.5
     without_C = abs(gaps_CB.sum(axis=0) - gaps_CB).sum(axis=1) / (counts_C.sum() - counts_C)
     spread = float(((without_C - without_C.mean()) ** 2).sum())
-    # the t interval of `count` values with the jackknife's standard error, ((C - 1) / C * spread) ** 0.5
     pseudo_C = (count - 1) * (without_C.mean() - without_C)
-    low, high = mean_interval([[float(value)] for value in pseudo_C]) if spread else (0.0, 0.0)
+    low, high = 0.0, 0.0
+    if spread:
+        low, high = mean_interval([[float(value)] for value in pseudo_C])
     return error, max(0.0, error + low), min(1.0, error + high)
 
 
@@ -297,7 +310,7 @@ def calibration_rows(
     forecasts = read_forecasts(episodes)
     of_critic = critic_forecasts(episodes)
     if of_critic:
-        forecasts[CRITIC] = of_critic
+        forecasts[BY_CRITIC] = of_critic
     rows = {}
     for kind, by_task in forecasts.items():
         clusters: dict[str, list[Forecast]] = {}
@@ -309,11 +322,11 @@ def calibration_rows(
     return rows
 
 
-Decided = tuple[Sequence[float], Sequence[int]]
+LabelledShares = tuple[Sequence[float], Sequence[int]]
 """The probability of each option at temperature 1, and the options that are right."""
 
 
-def log_scores(rows: Sequence[Decided], temperature: float) -> list[float]:
+def log_scores(rows: Sequence[LabelledShares], temperature: float) -> list[float]:
     """The log score of each decision at a temperature, in nats (D).
 
     >>> [round(score, 3) for score in log_scores([((0.8, 0.2), (1,))], 2.0)]
@@ -322,14 +335,14 @@ def log_scores(rows: Sequence[Decided], temperature: float) -> list[float]:
     import numpy as np
     from scipy.special import logsumexp
 
-    logs = (
-        (np.log(np.maximum(shares, sys.float_info.min)) / temperature, list(right))
-        for shares, right in rows
-    )
-    return [float(logsumexp(logs_K) - logsumexp(logs_K[right])) for logs_K, right in logs]
+    scores = []
+    for shares, right in rows:
+        logs_K = np.log(np.maximum(shares, sys.float_info.min)) / temperature
+        scores.append(float(logsumexp(logs_K) - logsumexp(logs_K[list(right)])))
+    return scores
 
 
-def fit_temperature(rows: Sequence[Decided]) -> float:
+def fit_temperature(rows: Sequence[LabelledShares]) -> float:
     """The temperature at which decisions have the best log score, from COLDEST to HOTTEST (Guo et al. 2017, ICML,
     section 4.2).
 
@@ -342,5 +355,6 @@ def fit_temperature(rows: Sequence[Decided]) -> float:
         return math.fsum(log_scores(rows, math.exp(log_temperature)))
 
     ends = math.log(COLDEST), math.log(HOTTEST)
-    found = minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 1e-5})
-    return math.exp(min((float(found.x), *ends), key=loss))
+    minimum = minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 1e-5})
+    # An end of the range may be better than a minimum inside
+    return math.exp(min((float(minimum.x), *ends), key=loss))

@@ -19,7 +19,7 @@ from reflectkit.env import SUCCEEDS, Agent
 from reflectkit.envs import cluster_of
 from reflectkit.evals.calibration import (
     ACTION,
-    ASKED,
+    BY_PLAYER,
     FIRST_VALUE,
     Advised,
     Forecast,
@@ -93,7 +93,8 @@ def _play_level(
     run: EvaluationRun, players: Players, player: Player, level: str, path: Path, progress: Progress
 ) -> PlayedLevel:
     """An episode of each problem and repeat, added to `path` as they end."""
-    config, setup = run.config, run.config.setup
+    config = run.config
+    setup = run.config.setup
     episodes = []
     for task in run.tasks[level]:
         for repeat in range(config.eval_reps):
@@ -110,7 +111,8 @@ def _play_level(
     ):
         # 2. The player, and what is measured next to its play
         if remaining:
-            agent, critic = players.agent(player), None
+            agent = players.agent(player)
+            critic = None
             if (
                 config.predict_success
                 and (player.checkpoint or player.decides)
@@ -162,7 +164,8 @@ class _Recorder:
 
     def _line(self, trajectory: Trajectory) -> dict[str, Any]:
         """The episode as a line of episodes.jsonl."""
-        setup, task = self.config.setup, trajectory.task
+        setup = self.config.setup
+        task = trajectory.task
         line = episode_to_json(self.player.name, trajectory, cluster=cluster_of(setup.env, task))
         line["level"] = self.level
         aspects = dict(setup.kind.taskset.aspects(task))
@@ -210,7 +213,9 @@ def _report_oddities(
     config: EvaluateConfig, part: PlayedLevel, task_count: int, progress: Progress
 ) -> None:
     """Report what makes the figures of these episodes mislead. task_count: the number of problems."""
-    setup, player, rows = config.setup, part.player, part.rows
+    setup = config.setup
+    player = part.player
+    rows = part.rows
     title = f"{player.name} ({part.level})"
 
     # 1. Repeats that tell nothing new
@@ -279,7 +284,7 @@ def _forecasts(trajectory: Trajectory) -> dict[str, list[Forecast]]:
     first = trajectory.turns[0].decision if trajectory.turns else Decision(0)
     shares = first.answers.get(SUCCEEDS.name)
     if trajectory.reported_success is not None and shares:
-        forecasts[ASKED] = [event_forecast(shares[0], trajectory.success)]
+        forecasts[BY_PLAYER] = [event_forecast(shares[0], trajectory.success)]
     return {kind: group for kind, group in forecasts.items() if group}
 
 

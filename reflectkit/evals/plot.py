@@ -35,28 +35,34 @@ def read_curves(
     came far enough to report it. Validation is always at one level. The curve of a run that does not have the figure is
     empty if another one has it. Raises DataError.
     """
+    # 1. The rows of each run
     runs = [_rows_of(path) for path in paths]
-    when, name = (
-        (VALIDATION, figure.removeprefix(VALIDATION))
-        if figure.startswith(VALIDATION)
-        else ("", figure)
-    )
-    played: dict[Any, list[dict[str, Any]]] = {}
+    prefix = VALIDATION if figure.startswith(VALIDATION) else ""
+    name = figure.removeprefix(prefix)
+
+    # 2. 0 where no episode came far enough to report the figure, though some of the same env and level did
+    comparable: dict[Any, list[dict[str, Any]]] = {}
     for path, rows in zip(paths, runs, strict=True):
         env = _settings(path).get("env", path)
         for _, _, row in rows.values():
-            if f"{when}return" in row:
-                played.setdefault((env, None if when else str(row.get("level"))), []).append(row)
-    for same in played.values():
-        if any(name in (row.get(f"{when}{NAMED}") or ()) for row in same):
-            for row in same:
+            if f"{prefix}return" in row:
+                level = None if prefix else str(row.get("level"))
+                comparable.setdefault((env, level), []).append(row)
+    for group in comparable.values():
+        if any(name in (row.get(f"{prefix}{NAMED}") or ()) for row in group):
+            for row in group:
                 row.setdefault(figure, 0.0)
-    have_it = [any(figure in row for _, _, row in rows.values()) for rows in runs]
-    curves = [
-        _curve(path, rows, figure, against) if has or not any(have_it) else ([], [])
-        for path, rows, has in zip(paths, runs, have_it, strict=True)
-    ]
-    return [(places, smooth(values, window)) for places, values in curves]
+
+    # 3. The curves; a run without the figure has none, unless that is a mistake in its name
+    has_figure = [any(figure in row for _, _, row in rows.values()) for rows in runs]
+    curves: list[Curve] = []
+    for path, rows, has in zip(paths, runs, has_figure, strict=True):
+        if has or not any(has_figure):
+            places, values = _curve(path, rows, figure, against)
+            curves.append((places, smooth(values, window)))
+        else:
+            curves.append(([], []))
+    return curves
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -69,49 +75,48 @@ def chained(path: Path) -> list[Path]:
     cycle.
     """
     chain = [path]
-    while start := _settings(chain[0]).get("resume_from"):
-        bases = (
-            *chain[0].absolute().parents,
-            Path(),
-        )  # it is relative to where the run was started, above the run
-        places = (base / Path(start).parent / "metrics.jsonl" for base in bases)
-        before = next((place for place in places if place.is_file()), None)
+    while True:
+        checkpoint = _settings(chain[0]).get("resume_from")
+        if not checkpoint:
+            return chain
+        # It is relative to where the run was started, above the run
+        bases = (*chain[0].absolute().parents, Path())
+        candidates = (base / Path(checkpoint).parent / "metrics.jsonl" for base in bases)
+        before = next((candidate for candidate in candidates if candidate.is_file()), None)
         if before is None:
-            break
+            return chain
         if before in chain:
             fix = "one of their config.json files is wrong"
             raise DataError(path, f"resumed from {before}, and that one from it; {fix}")
         chain.insert(0, before)
-    return chain
 
 
 def _rows_of(path: Path) -> Rows:
     """The updates of `path` and of the runs that it resumed from. Raises DataError."""
     rows: Rows = {}
     for part in chained(path):
-        new = {
-            int(number_in(part, line, row, "step")): (part, line, dict(row))
-            for line, row in read_jsonl(part)
-        }
-        first = min(new)
-        rows = {step: entry for step, entry in rows.items() if step < first} | new
+        part_rows: Rows = {}
+        for line, row in read_jsonl(part):
+            step = int(number_in(part, line, row, "step"))
+            part_rows[step] = part, line, dict(row)
+        first = min(part_rows)
+        rows = {step: entry for step, entry in rows.items() if step < first} | part_rows
     return rows
 
 
 def _curve(path: Path, rows: Rows, figure: str, against: str) -> tuple[list[float], list[float]]:
-    in_some = any(
-        figure in row for _, _, row in rows.values()
-    )  # not every update is validated or has rows to learn
+    # Not every update is validated or has rows to learn
+    is_in_some = any(figure in row for _, _, row in rows.values())
     places: list[float] = []
     values: list[float] = []
     total = 0.0
     for _, (part, line, row) in sorted(rows.items()):
         total += sum(number_in(part, line, row, name) for name in SUMMED.get(against, ()))
-        if figure in row or not in_some:
-            values.append(float(number_in(part, line, row, figure)))
-            places.append(
-                total if against in SUMMED else float(number_in(part, line, row, against))
-            )
+        if figure not in row and is_in_some:
+            continue
+        values.append(float(number_in(part, line, row, figure)))
+        place = total if against in SUMMED else number_in(part, line, row, against)
+        places.append(float(place))
     return places, values
 
 
@@ -120,9 +125,8 @@ def number_in(path: Path, line: int, row: Mapping[str, Any], name: str) -> Any:
     value = row.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= LARGEST:
         numeric = [key for key, other in row.items() if isinstance(other, int | float)]
-        raise DataError(
-            path, f"is no number here; this run has {', '.join(numeric)}", line=line, field=name
-        )
+        names = ", ".join(numeric)
+        raise DataError(path, f"is no number here; this run has {names}", line=line, field=name)
     return value
 
 
@@ -131,127 +135,126 @@ def smooth(values: list[float], window: int) -> list[float]:
     return [fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
 
 
-COLOURS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-)  # Okabe and Ito: safe for the colour-blind
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+"""Of Okabe and Ito, which the colour-blind can tell from each other."""
 STYLES = ("-", "--", "-.", ":")
 LONGEST_NAME = 200  # characters
 BANDS = 3  # above that many curves with ranges, their bands hide each other
-BESIDE: dict[str, Any] = {
-    "loc": "upper left",
-    "bbox_to_anchor": (1, 1),
-}  # a legend to the right of its panel
+RIGHT_OF_PANEL: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+"""Where a legend is."""
 SHARES = ("success_rate", "accuracy", "tool_success", "content", "success")  # from 0 to 1
 
 
 def draw_curves(
-    panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: str, smoothed: int, out: Path
+    panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: str, window: int, out: Path
 ) -> None:
     """One panel per figure: the median of each name's curves (x, y), with their range if there are several; with more
-    than BANDS names, each curve as a thin line instead.
+    than BANDS names, each curve as a thin line instead. window: of the moving average that the curves are of.
     """
-    import numpy as np
-
     pyplot = pyplot_for_files()
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
-    several = {
-        figure: sum(len(seeds) > 1 for seeds in curves.values())
-        for figure, curves in panels.items()
-    }
-    picture, axes = pyplot.subplots(
-        len(panels), 1, figsize=(9, 1 + 3 * len(panels)), dpi=150, squeeze=False
-    )
+    size = (9, 1 + 3 * len(panels))
+    picture, axes = pyplot.subplots(len(panels), 1, figsize=size, dpi=150, squeeze=False)
     for panel, (figure, curves) in zip(axes[:, 0], panels.items(), strict=True):
-        banded = several[figure] <= BANDS
+        # 1. The curves of each name
+        range_count = sum(len(seeds) > 1 for seeds in curves.values())
+        has_bands = range_count <= BANDS
         for name, seeds in curves.items():
-            index = names.index(name)
-            places = np.unique(np.concatenate([where for where, _ in seeds]))
-            shared = (places >= max(where[0] for where, _ in seeds)) & (
-                places <= min(where[-1] for where, _ in seeds)
-            )
-            places = places[shared] if shared.any() else places
-            values_SN = np.array([np.interp(places, where, values) for where, values in seeds])
-            colour, style = (
-                COLOURS[index % len(COLOURS)],
-                STYLES[index // len(COLOURS) % len(STYLES)],
-            )
-            shown = label_text(f"{name} ({len(seeds)} seeds)" if len(seeds) > 1 else name)
-            panel.plot(
-                places,
-                np.median(values_SN, axis=0),
-                color=colour,
-                linestyle=style,
-                linewidth=2,
-                label=shown,
-            )
-            if len(seeds) > 1 and banded:
-                panel.fill_between(
-                    places,
-                    values_SN.min(axis=0),
-                    values_SN.max(axis=0),
-                    color=colour,
-                    alpha=0.2,
-                    linewidth=0,
-                )
-            elif len(seeds) > 1:
-                panel.plot(
-                    places, values_SN.T, color=colour, linestyle=style, linewidth=0.7, alpha=0.5
-                )
+            _draw_curve(panel, name, names.index(name), seeds, has_band=has_bands)
+
+        # 2. What they are
         label = figure.replace("_", " ")
         panel.set(xlabel=against, ylabel=label)
-        window = min(smoothed, max(len(values) for seeds in curves.values() for _, values in seeds))
-        mean = f", mean of {window} updates" if window > 1 else ""
-        spread = (
-            f", median and {'range of seeds' if banded else 'each seed'}" if several[figure] else ""
-        )
+        most_values = max(len(values) for seeds in curves.values() for _, values in seeds)
+        updates = min(window, most_values)
+        mean = f", mean of {updates} updates" if updates > 1 else ""
+        spread = ""
+        if range_count:
+            spread = f", median and {'range of seeds' if has_bands else 'each seed'}"
         panel.set_title(f"{label}{mean}{spread}")
         if figure.removeprefix("validation_") in SHARES:
             panel.set_ylim(-0.02, 1.02)
         panel.grid(alpha=0.3)
-        panel.legend(frameon=False, **BESIDE)
+        panel.legend(frameon=False, **RIGHT_OF_PANEL)
     save_picture(picture, axes[:, 0], out)
+
+
+def _draw_curve(
+    panel: Any, name: str, index: int, seeds: Sequence[Curve], *, has_band: bool
+) -> None:
+    """The median of a name's curves, and their range or each of them. index: of the colour and the style."""
+    import numpy as np
+
+    # 1. The values of all seeds at the same places, which are those that all have if there are any
+    places = np.unique(np.concatenate([seed_places for seed_places, _ in seeds]))
+    first = max(seed_places[0] for seed_places, _ in seeds)
+    last = min(seed_places[-1] for seed_places, _ in seeds)
+    in_all = (places >= first) & (places <= last)
+    if in_all.any():
+        places = places[in_all]
+    values_SN = np.array([np.interp(places, *seed) for seed in seeds])
+
+    # 2. Their lines
+    line = {
+        "color": COLOURS[index % len(COLOURS)],
+        "linestyle": STYLES[index // len(COLOURS) % len(STYLES)],
+    }
+    label = label_text(f"{name} ({len(seeds)} seeds)" if len(seeds) > 1 else name)
+    panel.plot(places, np.median(values_SN, axis=0), linewidth=2, label=label, **line)
+    if len(seeds) > 1 and has_band:
+        low = values_SN.min(axis=0)
+        high = values_SN.max(axis=0)
+        panel.fill_between(places, low, high, color=line["color"], alpha=0.2, linewidth=0)
+    elif len(seeds) > 1:
+        panel.plot(places, values_SN.T, linewidth=0.7, alpha=0.5, **line)
 
 
 def draw_bars(
     figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, float]]], out: Path
 ) -> None:
     """Groups of bars with intervals: player → level → (mean, low, high)."""
+    # 1. The picture, wide enough for all bars
     pyplot = pyplot_for_files()
     levels = list(dict.fromkeys(level for by_level in bars.values() for level in by_level))
-    picture, axes = pyplot.subplots(
-        figsize=(max(7, 0.45 * len(bars) * len(levels) + 3), 4), dpi=150
-    )
+    size = (max(7, 0.45 * len(bars) * len(levels) + 3), 4)
+    picture, axes = pyplot.subplots(figsize=size, dpi=150)
     panel: Any = axes
-    wide = 0.8 / max(1, len(bars))
-    known = any(low != high for by_level in bars.values() for _, low, high in by_level.values())
+    width = 0.8 / max(1, len(bars))
+    figures = [numbers for by_level in bars.values() for numbers in by_level.values()]
+    has_intervals = any(low != high for _, low, high in figures)
+
+    # 2. A bar for each player in each level's group
     for index, (name, by_level) in enumerate(bars.items()):
-        shown = [
-            (place, by_level[level]) for place, level in enumerate(levels) if level in by_level
-        ]
-        places = [place - 0.4 + wide * (index + 0.5) for place, _ in shown]
-        means = [mean for _, (mean, _, _) in shown]
-        errors = [  # rounding may put an end on the wrong side of the mean
-            [max(0.0, mean - low) for _, (mean, low, _) in shown],
-            [max(0.0, high - mean) for _, (mean, _, high) in shown],
-        ]
-        colour = COLOURS[index % len(COLOURS)]
-        drawn = errors if known else None
+        places = []
+        means = []
+        lower = []
+        upper = []
+        for place, level in enumerate(levels):
+            if level in by_level:
+                mean, low, high = by_level[level]
+                places.append(place - 0.4 + width * (index + 0.5))
+                means.append(mean)
+                lower.append(max(0.0, mean - low))  # rounding may put an end on the wrong side
+                upper.append(max(0.0, high - mean))
         panel.bar(
-            places, means, wide * 0.92, yerr=drawn, capsize=2, color=colour, label=label_text(name)
+            places,
+            means,
+            width * 0.92,
+            yerr=[lower, upper] if has_intervals else None,
+            capsize=2,
+            color=COLOURS[index % len(COLOURS)],
+            label=label_text(name),
         )
+
+    # 3. What they are
     panel.set_xticks(range(len(levels)), list(map(label_text, levels)))
-    title = f"{figure.replace('_', ' ')} by level{', 95 % intervals' if known else ''}"
+    title = f"{figure.replace('_', ' ')} by level{', 95 % intervals' if has_intervals else ''}"
     panel.set(ylabel=figure.replace("_", " "), title=title)
     if figure in SHARES:
         panel.set_ylim(0, 1.02)
     panel.grid(alpha=0.3, axis="y")
     panel.set_axisbelow(True)
-    panel.legend(frameon=False, fontsize=8, **BESIDE)
+    panel.legend(frameon=False, fontsize=8, **RIGHT_OF_PANEL)
     save_picture(picture, [panel], out)
 
 
@@ -265,10 +268,10 @@ def draw_reliability(
     """
     pyplot = pyplot_for_files()
     names = list(dict.fromkeys(name for players in panels.values() for name in players))
-    picture, axes = pyplot.subplots(
-        1, len(panels), figsize=(1.5 + 4 * len(panels), 4.4), dpi=150, squeeze=False
-    )
+    size = (1.5 + 4 * len(panels), 4.4)
+    picture, axes = pyplot.subplots(1, len(panels), figsize=size, dpi=150, squeeze=False)
     for panel, (kind, players) in zip(axes[0], panels.items(), strict=True):
+        # 1. The diagonal, and each player's bins with their intervals
         panel.plot([0, 1], [0, 1], color="0.6", linestyle=":", linewidth=1)
         for name, bins in players.items():
             colour = COLOURS[names.index(name) % len(COLOURS)]
@@ -278,12 +281,14 @@ def draw_reliability(
                 [max(0.0, row["hits"] - row["low"]) for row in bins],
                 [max(0.0, row["high"] - row["hits"]) for row in bins],
             ]
-            total = sum(row["forecasts"] for row in bins)
+            total = sum(row["forecasts"] for row in bins)  # of which a dot's size is a share
             sizes = [12 + 160 * row["forecasts"] / total for row in bins]
             panel.errorbar(
                 places, hits, yerr=errors, color=colour, linewidth=1, elinewidth=0.8, capsize=2
             )
             panel.scatter(places, hits, s=sizes, color=colour, alpha=0.8, label=label_text(name))
+
+        # 2. What they are
         panel.set(
             xlim=(-0.03, 1.03),
             ylim=(-0.03, 1.03),
@@ -293,7 +298,9 @@ def draw_reliability(
         )
         panel.set_aspect("equal")
         panel.grid(alpha=0.3)
-    legend = axes[0, -1].legend(frameon=False, fontsize=8, **BESIDE)
+
+    # One legend, whose dots are all of the same size
+    legend = axes[0, -1].legend(frameon=False, fontsize=8, **RIGHT_OF_PANEL)
     for handle in legend.legend_handles:
         handle.set_sizes([40])
     save_picture(picture, axes[0], out)

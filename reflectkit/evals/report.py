@@ -76,7 +76,8 @@ def report(
 def recompute(config: EvaluateConfig, progress: Progress) -> Report:
     """The tables of saved episodes, computed by this version. Raises DataError."""
     # 1. The episodes of each evaluation
-    env, parts = config.setup.env_name, []
+    env = config.setup.env_name
+    parts = []
     for path in config.episodes:
         episodes = [EpisodeRow.read(line) for line in read_compared(path)]
         other_envs = {episode.env for episode in episodes} - {env, ""}
@@ -115,7 +116,8 @@ def write_tables(
     eval.json.
     """
     # 1. The figures
-    rows, differences = player_rows(parts), differences_over_seeds(parts)
+    rows = player_rows(parts)
+    differences = differences_over_seeds(parts)
     figures = {"rows": [row.to_json() for row in rows]}
     compared = {"differences": [gap.to_json() for gap in differences]}
     write_json(current.folder / "eval.json", {**figures, **compared, **extra})
@@ -145,11 +147,11 @@ def _join(parts: Sequence[PlayedLevel], target: Path) -> None:
 def _success_notes(config: EvaluateConfig, episodes: Sequence[EpisodeRow]) -> Iterator[str]:
     """What to report of levels at which success says nothing about the players. episodes: of all players."""
     for level in dict.fromkeys(episode.level for episode in episodes):
-        counted = [each for each in episodes if each.level == level and not each.is_aborted]
+        complete = [each for each in episodes if each.level == level and not each.is_aborted]
         at_level = f" of level '{level}'" if len(config.env.kind.levels) > 1 else ""
-        if silent_levels(counted):
+        if silent_levels(complete):
             yield f"env '{config.env.name}' does not say which episodes{at_level} succeed, so the return is shown"
-        elif return_says_more(counted) and not any(episode.success for episode in counted):
+        elif return_says_more(complete) and not any(episode.success for episode in complete):
             yield f"no episode{at_level} is a success, whoever played: compare returns"
 
 

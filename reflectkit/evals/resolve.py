@@ -55,16 +55,16 @@ class EvaluationRun:
 
 def resolve_tasks(config: EvaluateConfig, progress: Progress) -> dict[str, list[Task]]:
     """The problems to play, by level. Raises DataError."""
-    problems, env = config.held_out, config.env
+    problems = config.held_out
+    env = config.env
     names = tuple(dict.fromkeys(config.level)) or env.kind.levels[-1:]
-    drawn: dict[str, list[Task]] = {}
+    by_level: dict[str, list[Task]] = {}
     for level in problems.levels_with("test", names, progress):
         tasks = problems.tasks("test", level, seeds=config.problems)
         clusters = [cluster_of(env.name, task) for task in tasks]
-        drawn[level] = [
-            tasks[place] for place in draw_problems(clusters, config.problems, config.run.seed)
-        ]
-    return drawn
+        places = draw_problems(clusters, config.problems, config.run.seed)
+        by_level[level] = [tasks[place] for place in places]
+    return by_level
 
 
 def resolve(
@@ -87,7 +87,8 @@ def resolve(
     )
 
     # 2. What is read
-    setup, test_file = config.setup, config.held_out.file("test")
+    setup = config.setup
+    test_file = config.held_out.file("test")
     inputs = [*([] if test_file is None else [test_file]), *folders]
     inputs += setup.input_files([task for level_tasks in tasks.values() for task in level_tasks])
     inputs += config.sampler.input_files(setup.folder)
@@ -109,7 +110,8 @@ def title_of(
     """
     records = [read_record(folder.parent) for folder in folders]
     rl_inputs = [record.get("inputs", {}) for record in records if record.get("stage") == "rlft"]
-    problems, test_file = config.held_out, config.held_out.file("test")
+    problems = config.held_out
+    test_file = config.held_out.file("test")
     source = problems.source("test")
 
     # 1. Problems of the env itself: RL may have drawn them from another file of rows, or from the same few

@@ -43,7 +43,8 @@ def by_cluster(values: Mapping[str, float], cluster_of: Mapping[str, str]) -> li
     """The tasks' `values`, one list per cluster; a task without a cluster is its own cluster."""
     clusters: dict[tuple[bool, str], list[float]] = {}
     for task, value in values.items():
-        clusters.setdefault((task in cluster_of, cluster_of.get(task, task)), []).append(value)
+        key = task in cluster_of, cluster_of.get(task, task)
+        clusters.setdefault(key, []).append(value)
     return list(clusters.values())
 
 
@@ -70,11 +71,17 @@ def rate_ends(
     mean = min(max(float(totals_C.sum() / sizes_C.sum()), 0.0), 1.0)
     effective = effective_tasks(totals_C, squares, sizes_C, mean * (1 - mean), 4.0, trials)
     effective *= (Z95 / _t95(len(sizes_C))) ** 2  # Korn and Graubard 1998
-    right, wrong = mean * effective + 0.5, (1 - mean) * effective + 0.5
+    right = mean * effective + 0.5
+    wrong = (1 - mean) * effective + 0.5
+
     # Jeffreys' interval (Brown, Cai and DasGupta 2001, Statistical Science 16:101); an end is exactly 0 or 1 if all
     # outcomes are
-    low = min(float(betaincinv(right, wrong, 0.025)), mean) if mean > 0 else 0.0
-    return low, max(float(betaincinv(right, wrong, 0.975)), mean) if mean < 1 else 1.0
+    low, high = 0.0, 1.0
+    if mean > 0:
+        low = min(float(betaincinv(right, wrong, 0.025)), mean)
+    if mean < 1:
+        high = max(float(betaincinv(right, wrong, 0.975)), mean)
+    return low, high
 
 
 def effective_tasks(
@@ -91,28 +98,32 @@ def effective_tasks(
     effect is weighted by its degrees of freedom, and the one at intraclass correlation 1 by `PRIOR_DF`. If all outcomes
     are equal, nothing contradicts the latter.
     """
-    tasks, count = float(sizes_C.sum()), len(sizes_C)
-    alike = float((sizes_C**2).sum()) / tasks  # at intraclass correlation 1
+    # 1. The variance of the tasks
+    tasks = float(sizes_C.sum())
+    count = len(sizes_C)
+    largest_effect = float((sizes_C**2).sum()) / tasks  # at intraclass correlation 1
     mean = float(totals_C.sum()) / tasks
-    spread = squares / tasks - mean**2  # of the tasks
-    if spread <= 1e-12:
-        return tasks / alike
+    variance = squares / tasks - mean**2
+    if variance <= 1e-12:
+        return tasks / largest_effect
+
+    # 2. That of the clusters, and how far it is known
     residuals_C = totals_C - sizes_C * mean
-    second, fourth = float((residuals_C**2).sum()), float((residuals_C**4).sum())
+    second = float((residuals_C**2).sum())
+    fourth = float((residuals_C**4).sum())
     freedom = count - 1.0
     if second > 1e-12 * tasks:
-        freedom = (
-            2 * count / max(count * fourth / second**2 - 1, 1e-9)
-        )  # of a variance: 2 / its squared CV
+        kurtosis = count * fourth / second**2
+        freedom = 2 * count / max(kurtosis - 1, 1e-9)  # of a variance: 2 / its squared CV
     prior = PRIOR_DF[0] + PRIOR_DF[1] * (1 - scale * greatest)
 
-    def shrunk(estimate: float, assumed: float) -> float:
-        return (freedom * estimate + prior * assumed) / (freedom + prior)
+    def shrunk(estimate: float, assumption: float) -> float:
+        return (freedom * estimate + prior * assumption) / (freedom + prior)
 
-    # the clusters' variance, relative to that of independent tasks
+    # 3. The design effect: the clusters' variance, relative to that of independent tasks
     effect = max(second * count / (count - 1) / tasks / greatest, tasks / trials)
-    share = shrunk(spread / greatest, 1.0)  # 1 for all-or-nothing outcomes
-    return tasks / shrunk(effect, max(effect, share * alike))
+    share = shrunk(variance / greatest, 1.0)  # 1 for all-or-nothing outcomes
+    return tasks / shrunk(effect, max(effect, share * largest_effect))
 
 
 def mean_interval(clusters: Clusters) -> tuple[float, float]:
@@ -156,10 +167,11 @@ def mean_p(clusters: Clusters) -> float:
 
 def _mean_and_error(clusters: Clusters) -> tuple[float, float]:
     """The mean over tasks, and its standard error by clusters."""
-    count, tasks = len(clusters), sum(map(len, clusters))
+    count = len(clusters)
+    tasks = sum(map(len, clusters))
     mean = math.fsum(value for cluster in clusters for value in cluster) / tasks
-    distance = math.hypot(*(math.fsum(cluster) - len(cluster) * mean for cluster in clusters))
-    return mean, distance * math.sqrt(count / (count - 1)) / tasks
+    residuals = [math.fsum(cluster) - len(cluster) * mean for cluster in clusters]
+    return mean, math.hypot(*residuals) * math.sqrt(count / (count - 1)) / tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,56 +208,64 @@ def paired(
     up to 12 clusters that differ (Fisher 1935), and uses seeded sampling beyond; p is never 0. Without common tasks
     everything but the counts is nan.
     """
-    gaps = by_cluster(
-        {task: first[task] - second[task] for task in first if task in second}, cluster_of or {}
-    )
-    if not gaps:
+    # 1. The gaps of the tasks in common
+    by_common = {task: first[task] - second[task] for task in first if task in second}
+    clusters = by_cluster(by_common, cluster_of or {})
+    if not clusters:
         return Paired(math.nan, math.nan, math.nan, math.nan, 0, 0)
-    totals_C, squares, sizes_C = _sums(gaps)
-    every = [gap for cluster in gaps for gap in cluster]
-    low, high = mean_interval(gaps)
-    if shares and len(gaps) < 2:
-        low, high = -1.0, 1.0
+    totals_C, squares, sizes_C = _sums(clusters)
+    gaps = [gap for cluster in clusters for gap in cluster]
+
+    # 2. The interval
+    low, high = mean_interval(clusters)
+    if shares and len(clusters) < 2:
+        low = -1.0
+        high = 1.0
     elif shares:
-        gained = float(_sums([[max(gap, 0.0) for gap in cluster] for cluster in gaps])[0].sum())
-        low, high = difference_ends(
-            totals_C, gained, squares, sizes_C, math.inf if trials is None else trials
-        )
-    signs_DC, exact = flips(totals_C, DRAWS)
-    p = sign_flip_p(totals_C, signs_DC, exact)
-    low, high = agree_with_test(low, high, p, totals_C, sizes_C, signs_DC, exact)
-    return Paired(math.fsum(every) / len(every), low, high, p, len(every), len(gaps))
+        gains = [[max(gap, 0.0) for gap in cluster] for cluster in clusters]
+        gain = float(_sums(gains)[0].sum())
+        most_trials = math.inf if trials is None else trials
+        low, high = difference_ends(totals_C, gain, squares, sizes_C, most_trials)
+
+    # 3. The test, with which it agrees
+    signs_DC, is_exact = flips(totals_C, DRAWS)
+    p = sign_flip_p(totals_C, signs_DC, is_exact)
+    low, high = agree_with_test(low, high, p, totals_C, sizes_C, signs_DC, is_exact)
+    return Paired(math.fsum(gaps) / len(gaps), low, high, p, len(gaps), len(clusters))
 
 
 def difference_ends(
-    totals_C: Array, gained: float, squares: float, sizes_C: Array, trials: float = math.inf
+    totals_C: Array, gain: float, squares: float, sizes_C: Array, trials: float = math.inf
 ) -> tuple[float, float]:
     """Tango's 95 % score interval of the mean gap over tasks, of gaps in [-1, 1].
 
-    totals_C, squares, sizes_C, trials: as for `rate_ends`. gained: the sum of the positive gaps. Tango 1998, Statistics
+    totals_C, squares, sizes_C, trials: as for `rate_ends`. gain: the sum of the positive gaps. Tango 1998, Statistics
     in Medicine 17:891, with `effective_tasks` and the share of discordant pairs in closed form (Yang, Sun and Hardin
     2013).
     """
-    tasks, total = float(sizes_C.sum()), float(totals_C.sum())
-    mean, lost = total / tasks, max(gained - total, 0.0)
-    effective = effective_tasks(
-        totals_C, squares, sizes_C, (gained + lost) / tasks - mean**2, 1.0, trials
-    )
-    gained, lost = gained / tasks * effective, lost / tasks * effective
+    # 1. Gains and losses in effective tasks
+    tasks = float(sizes_C.sum())
+    total = float(totals_C.sum())
+    mean = total / tasks
+    loss = max(gain - total, 0.0)
+    variance = (gain + loss) / tasks - mean**2
+    effective = effective_tasks(totals_C, squares, sizes_C, variance, 1.0, trials)
+    gain, loss = gain / tasks * effective, loss / tasks * effective
 
     def score(gap: float) -> float:
         """The score statistic for a mean gap of `gap`; it decreases in `gap`."""
-        linear = (2 * effective - gained + lost) * gap - gained - lost
-        constant = -lost * gap * (1 - gap)
+        linear = (2 * effective - gain + loss) * gap - gain - loss
+        constant = -loss * gap * (1 - gap)
         # maximum-likelihood share of pairs that only the second player won
-        share = (math.sqrt(max(linear**2 - 8 * effective * constant, 0.0)) - linear) / (
-            4 * effective
-        )
+        root = math.sqrt(max(linear**2 - 8 * effective * constant, 0.0))
+        share = (root - linear) / (4 * effective)
         variance = effective * (2 * share + gap * (1 - gap))
-        return (gained - lost - effective * gap) / math.sqrt(max(variance, 1e-300))
+        return (gain - loss - effective * gap) / math.sqrt(max(variance, 1e-300))
 
+    # 2. The gaps that the statistic does not reject
     low = _bisected(lambda gap: score(gap) > Z95, -1.0, mean)
-    return sum(low) / 2, sum(_bisected(lambda gap: score(gap) > -Z95, mean, 1.0)) / 2
+    high = _bisected(lambda gap: score(gap) > -Z95, mean, 1.0)
+    return sum(low) / 2, sum(high) / 2
 
 
 def _bisected(holds: Callable[[float], bool], yes: float, no: float) -> tuple[float, float]:
@@ -266,34 +286,42 @@ def flips(totals_C: Array, draws: int) -> tuple[Array, bool]:
     """
     import numpy as np
 
-    differing = np.arange(len(totals_C)) if len(totals_C) <= EXACT else np.flatnonzero(totals_C)
-    every = len(differing) <= EXACT
-    patterns = 2 ** len(differing) if every else draws
-    times = max(1, draws // patterns) if len(differing) < len(totals_C) else 1
-    shape = patterns * times, len(totals_C)
-    signs_DC = np.random.default_rng(0).integers(2, size=shape, dtype=np.int8) * np.int8(
-        2
-    ) - np.int8(1)
-    if every:
+    # 1. How many patterns
+    count = len(totals_C)
+    differing = np.arange(count) if count <= EXACT else np.flatnonzero(totals_C)
+    is_exact = len(differing) <= EXACT
+    patterns = 2 ** len(differing) if is_exact else draws
+    repeats = max(1, draws // patterns) if len(differing) < count else 1
+
+    # 2. Random signs, and in place of those of the clusters that differ all patterns
+    bits_DC = np.random.default_rng(0).integers(2, size=(patterns * repeats, count), dtype=np.int8)
+    signs_DC = bits_DC * np.int8(2) - np.int8(1)
+    if is_exact:
         of_differing = np.array(list(product((-1, 1), repeat=len(differing))), dtype=np.int8)
-        signs_DC[:, differing] = np.tile(of_differing, (times, 1))
-    return signs_DC, every
+        signs_DC[:, differing] = np.tile(of_differing, (repeats, 1))
+    return signs_DC, is_exact
 
 
-def sign_flip_p(totals_C: Array, signs_DC: Array, every: bool) -> float:
+def sign_flip_p(totals_C: Array, signs_DC: Array, is_exact: bool) -> float:
     """Two-sided p of the hypothesis that the sign of each cluster's total is random.
 
-    every: `signs_DC` has all patterns; otherwise it is a sample, to which the observed pattern is added.
+    is_exact: `signs_DC` has all patterns; otherwise it is a sample, to which the observed pattern is added.
     """
-    observed = (
-        abs(totals_C.sum()) - 1e-12 * abs(totals_C).sum()
-    )  # minus a margin for rounding of the sums
-    as_large, added = int((abs(signs_DC @ totals_C) >= observed).sum()), 0 if every else 1
-    return (as_large + added) / (len(signs_DC) + added)
+    rounding = 1e-12 * abs(totals_C).sum()  # of the sums
+    threshold = abs(totals_C.sum()) - rounding
+    as_large = int((abs(signs_DC @ totals_C) >= threshold).sum())
+    observed = 0 if is_exact else 1
+    return (as_large + observed) / (len(signs_DC) + observed)
 
 
 def agree_with_test(
-    low: float, high: float, p: float, totals_C: Array, sizes_C: Array, signs_DC: Array, every: bool
+    low: float,
+    high: float,
+    p: float,
+    totals_C: Array,
+    sizes_C: Array,
+    signs_DC: Array,
+    is_exact: bool,
 ) -> tuple[float, float]:
     """The interval, adjusted to contain 0 exactly if the sign-flip test does not reject 0.
 
@@ -303,10 +331,13 @@ def agree_with_test(
         return min(low, 0.0), max(high, 0.0)
     if low > 0 or high < 0:
         return low, high
+
+    # The test rejects 0, and the interval contains it
+    def rejects(gap: float) -> bool:
+        return sign_flip_p(totals_C - gap * sizes_C, signs_DC, is_exact) < 0.05
+
     difference = float(totals_C.sum() / sizes_C.sum())
-    _, end = _bisected(
-        lambda gap: sign_flip_p(totals_C - gap * sizes_C, signs_DC, every) < 0.05, 0.0, difference
-    )
+    _, end = _bisected(rejects, 0.0, difference)
     return (end, max(high, end)) if difference > 0 else (min(low, end), end)
 
 

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import resources
 from typing import IO, Any
 
@@ -32,12 +32,15 @@ EPISODE_FIELDS = ("group", "seed", "status", "reason", "figures", "data", "endin
 
 @dataclass(frozen=True)
 class Source:
-    """A run to show. name: unique. settings: from its config.json. rows: from its eval.json. Both are JSON values."""
+    """A run to show."""
 
     name: str
+    """Unique."""
     path: str
     settings: dict[str, Any] = field(default_factory=dict)
+    """From its config.json, as JSON values."""
     rows: list[Any] = field(default_factory=list)
+    """From its eval.json, as JSON values."""
 
 
 class _Texts(dict[str, int]):
@@ -76,25 +79,25 @@ def write_page(
     style sheet.
     """
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-    index_texts, starts = _Texts(), list[int]()
-    with (
-        tempfile.TemporaryFile() as blocks
-    ):  # they follow the index, which is complete only at the end
+    index_texts = _Texts()
+    starts = list[int]()
+    with tempfile.TemporaryFile() as blocks:
+        # 1. The blocks, which follow the index; that is complete only at the end
         for number, block in enumerate(_blocks(episodes, columns, index_texts, starts)):
-            blocks.write(
-                b'<script type="text/plain" id="block-%d">%s</script>\n' % (number, _packed(block))
-            )
+            opening = b'<script type="text/plain" id="block-%d">' % number
+            blocks.write(opening + _packed(block) + b"</script>\n")
+
+        # 2. The index
         index = {
-            "runs": [
-                {"name": run.name, "path": run.path, "settings": run.settings, "rows": run.rows}
-                for run in sources
-            ],
+            "runs": [asdict(run) for run in sources],
             "texts": list(index_texts),
             "columns": columns,
             "blocks": starts,
             "episode_fields": EPISODE_FIELDS,
             "turn_fields": TURN_FIELDS,
         }
+
+        # 3. The page
         before, after = _template(_packed(index).decode())
         file.write(before.encode())
         blocks.seek(0)
@@ -110,27 +113,33 @@ def _blocks(
     starts: list[int],
 ) -> Iterator[dict[str, Any]]:
     """Blocks of episodes. Adds each episode to the columns of the index, and each block's first episode to `starts`."""
-    texts, rows, turns = _Texts(), list[Any](), 0
+    texts = _Texts()
+    rows = list[Any]()
+    turns = 0
     for source, episode in episodes:
+        # 1. A row of the index
         if not rows:
             starts.append(len(columns["run"]))
-        named = map(
-            index_texts.number, (episode.name, episode.env, episode.level, outcome(episode))
-        )
-        facts = (source, *named, episode.task, episode.total_return, len(episode.turns))
+        words = (episode.name, episode.env, episode.level, outcome(episode))
+        numbers = map(index_texts.number, words)
+        facts = (source, *numbers, episode.task, episode.total_return, len(episode.turns))
         for name, value in zip(COLUMNS, facts, strict=True):
             columns[name].append(value)
-        turn_rows = [
-            [texts.short(name, getattr(turn, name)) for name in TURN_FIELDS]
-            for turn in episode.turns
-        ]
-        rows.append(
-            [[texts.short(name, getattr(episode, name)) for name in EPISODE_FIELDS], turn_rows]
-        )
+
+        # 2. A row of the block; the turns' texts get their numbers first
+        turn_rows = []
+        for turn in episode.turns:
+            turn_rows.append([texts.short(name, getattr(turn, name)) for name in TURN_FIELDS])
+        row = [texts.short(name, getattr(episode, name)) for name in EPISODE_FIELDS]
+        rows.append([row, turn_rows])
         turns += len(episode.turns)
+
+        # 3. The block, once it is full
         if texts.characters + turns * TURN_CHARACTERS > BLOCK_CHARACTERS:
             yield {"texts": list(texts), "episodes": rows}
-            texts, rows, turns = _Texts(), [], 0
+            texts = _Texts()
+            rows = []
+            turns = 0
     if rows:
         yield {"texts": list(texts), "episodes": rows}
 
@@ -187,36 +196,44 @@ def inspect_log(
     keeps its messages and calls. The reflection is the reasoning of the answer. Reward, value, advantage,
     probabilities and info are the answer's metadata. Half a surrogate pair, which Inspect cannot read, becomes U+FFFD.
     """
-    first, when = episodes[0], created.isoformat(timespec="seconds")
-    task = f"{first.env or 'episodes'}-{first.level}" if first.level else first.env or "episodes"
+    first = episodes[0]
+    created_at = created.isoformat(timespec="seconds")
+    task = first.env or "episodes"
     player = first.name or "unknown"
+    if first.level:
+        task = f"{task}-{first.level}"
 
     def id_of(what: str) -> str:
         return hashlib.sha256(repr((what, run, task, player)).encode()).hexdigest()[:22]
 
+    # 1. The samples
     epochs: dict[str, int] = {}
     samples = []
     for episode in episodes:
         epochs[episode.task] = epochs.get(episode.task, 0) + 1
         samples.append(_sample(episode, epochs[episode.task], player))
-    counted = [episode for episode in episodes if episode.status != Status.ABORTED]
+
+    # 2. Their means
+    complete = [episode for episode in episodes if episode.status != Status.ABORTED]
     sums = {
-        "success": sum(bool(episode.success) for episode in counted),
-        "return": sum(episode.total_return or 0.0 for episode in counted),
+        "success": sum(bool(episode.success) for episode in complete),
+        "return": sum(episode.total_return or 0.0 for episode in complete),
     }
-    if not reports_success((episode.status, episode.success) for episode in counted):
+    if not reports_success((episode.status, episode.success) for episode in complete):
         del sums["success"]
-    means = {
-        name: {"mean": {"name": "mean", "value": total / max(1, len(counted))}}
-        for name, total in sums.items()
-    }
+    scores = []
+    for name, total in sums.items():
+        mean = {"name": "mean", "value": total / max(1, len(complete))}
+        scores.append({"name": name, "scorer": name, "metrics": {"mean": mean}})
+
+    # 3. The log
     log = {
         "version": 2,
         "status": "success",
         "eval": {
             "eval_id": id_of("eval"),
             "run_id": id_of("run"),
-            "created": when,
+            "created": created_at,
             "task": task,
             "task_id": id_of("task"),
             "dataset": {"name": task, "samples": len(epochs), "sample_ids": list(epochs)},
@@ -228,56 +245,63 @@ def inspect_log(
         "plan": {"name": "plan", "steps": [], "config": {}},
         "results": {
             "total_samples": len(samples),
-            "completed_samples": len(counted),
-            "scores": [
-                {"name": name, "scorer": name, "metrics": metrics}
-                for name, metrics in means.items()
-            ],
+            "completed_samples": len(complete),
+            "scores": scores,
         },
-        "stats": {"started_at": when, "completed_at": when, "model_usage": {}},
+        "stats": {"started_at": created_at, "completed_at": created_at, "model_usage": {}},
         "samples": samples,
     }
-    named = re.sub(r"[^A-Za-z0-9-]+", "-", task)[
-        :60
-    ]  # the name of the file that Inspect expects: time, task, id
-    name = f"{created.strftime('%Y-%m-%dT%H-%M-%S')}+00-00_{named}_{id_of('log')}.json"
+
+    # 4. Its file, by the name that Inspect expects: time, task, id
+    task_part = re.sub(r"[^A-Za-z0-9-]+", "-", task)[:60]
+    file_name = f"{created.strftime('%Y-%m-%dT%H-%M-%S')}+00-00_{task_part}_{id_of('log')}.json"
     text = HALF_PAIRS.sub("\ufffd", json.dumps(log, ensure_ascii=False, separators=(",", ":")))
-    return name, text.encode() + b"\n"
+    return file_name, text.encode() + b"\n"
 
 
 def _sample(episode: Played, epoch: int, player: str) -> dict[str, Any]:
+    # 1. The messages
     messages: list[dict[str, Any]] = []
     ids: list[str] = []
     for number, turn in enumerate(episode.turns):
         if turn.seen is not None:
             messages.append({"role": "user", "content": turn.seen})
-        messages += _read(turn.messages or (), ids)
+        messages += _messages(turn.messages or (), ids)
         ids = [f"{number}-{place}" for place in range(len(turn.calls or ()))]
         messages.append(_answer(turn, ids))
-    messages += _read(episode.ending, ids)
+    messages += _messages(episode.ending, ids)
     answers = [message for message in messages if message["role"] == "assistant"]
+
+    # 2. What it began with
     first = episode.turns[0] if episode.turns else None
-    shown_first = _read(first.messages if first and first.messages else episode.ending, ())
-    said = episode.turns[-1].said if episode.turns else None
-    answer = {"answer": said, "explanation": episode.reason or None}
-    scores = (
-        {} if episode.success is None else {"success": {"value": float(episode.success)} | answer}
-    )
+    opening = first.messages if first and first.messages else episode.ending
+    begin: Any = _messages(opening, ())
+    if not begin:
+        begin = (first and first.seen) or ""
+
+    # 3. How it ended
+    last_text = episode.turns[-1].said if episode.turns else None
+    scores: dict[str, Any] = {}
+    if episode.success is not None:
+        scores["success"] = {
+            "value": float(episode.success),
+            "answer": last_text,
+            "explanation": episode.reason or None,
+        }
+    scores["return"] = {"value": episode.total_return or 0.0}
+    facts = ("level", "group", "seed", "status", "figures", "data")
     sample: dict[str, Any] = {
         "id": episode.task,
         "epoch": epoch,
-        "input": shown_first or (first and first.seen) or "",
+        "input": begin,
         "target": "",
         "messages": messages,
         "output": {
             "model": f"reflectkit/{player}",
             "choices": [{"message": answers[-1], "stop_reason": "stop"}] if answers else [],
         },
-        "scores": scores | {"return": {"value": episode.total_return or 0.0}},
-        "metadata": {
-            name: getattr(episode, name)
-            for name in ("level", "group", "seed", "status", "figures", "data")
-        },
+        "scores": scores,
+        "metadata": {name: getattr(episode, name) for name in facts},
     }
     if episode.status == Status.ABORTED:
         sample["error"] = {
@@ -288,30 +312,37 @@ def _sample(episode: Played, epoch: int, player: str) -> dict[str, Any]:
     return sample
 
 
-def _read(messages: Sequence[PlayedMessage], ids: Sequence[str]) -> list[dict[str, Any]]:
+def _messages(messages: Sequence[PlayedMessage], ids: Sequence[str]) -> list[dict[str, Any]]:
     """What the agent reads. ids: of its last calls, whose results come in the same order."""
-    waiting = iter(ids)
+    open_calls = iter(ids)
     rows = []
     for message in messages:
         row = {"role": message.role, "content": message.content}
         if message.role == "tool":
-            row |= {"function": message.name, "tool_call_id": next(waiting, "none")}
+            row |= {"function": message.name, "tool_call_id": next(open_calls, "none")}
         rows.append(row)
     return rows
 
 
 def _answer(turn: PlayedTurn, ids: Sequence[str]) -> dict[str, Any]:
-    names = ("reward", "value", "advantage", "choices", "probabilities", "info")
+    """What the agent answers. ids: of its calls."""
+    # 1. Its comment and its text
     content: Any = turn.said or ""
     if turn.reflection is not None:
         content = [
             {"type": "reasoning", "reasoning": turn.reflection},
             {"type": "text", "text": content},
         ]
-    metadata = {name: value for name in names if (value := getattr(turn, name)) is not None}
+
+    # 2. What is known of it
+    names = ("reward", "value", "advantage", "choices", "probabilities", "info")
+    facts = {name: getattr(turn, name) for name in names}
+    metadata = {name: value for name, value in facts.items() if value is not None}
     answer = {"role": "assistant", "content": content, "source": "generate", "metadata": metadata}
-    calls = [
-        {"id": name, "function": call.name, "arguments": call.arguments, "type": "function"}
-        for name, call in zip(ids, turn.calls or (), strict=True)
-    ]
+
+    # 3. Its calls
+    calls = []
+    for name, call in zip(ids, turn.calls or (), strict=True):
+        arguments = {"function": call.name, "arguments": call.arguments}
+        calls.append({"id": name, **arguments, "type": "function"})
     return answer | {"tool_calls": calls} if calls else answer

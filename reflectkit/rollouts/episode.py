@@ -248,7 +248,8 @@ async def play_all(
     trajectories: list[Trajectory | None] = [None] * len(episodes)
     remaining = iter(enumerate(episodes))  # which all players share
     first_env = checked(outside_loop(make_env))
-    envs, spare_envs = [first_env], [first_env]
+    envs = [first_env]
+    spare_envs = [first_env]
     barrier = BatchBarrier(patience)
 
     async def player() -> None:

@@ -184,7 +184,8 @@ class Checked(Wrapper):
             self.need(is_free, "a figure is named", name, "another name")
             self.need(_is_number(value), f"'{name}' is", value, NUMBER)
         if result.terminated:
-            success, subject = info.get("success"), "info['success'] of the last step is"
+            success = info.get("success")
+            subject = "info['success'] of the last step is"
             self.need(isinstance(success, bool | None), subject, success, "True or False")
 
     def _check_observation(self, observation: Any) -> Any:
