@@ -51,25 +51,25 @@ class CommandFiles:
     ) -> None:
         here = Path.cwd()
         self.opaque: list[str] = []
-        self._named: list[Path] = []
+        self._user_files: list[Path] = []
         self._modules: list[tuple[str, Path]] = []
         self._roots = [*python_path]
         self._runs_python = False
         # 1. What the command itself names
         self._read(words, [here])
         if not self._runs_python:
-            self.opaque.append(str(from_here(self._named[0])) if self._named else words[0])
-        # 2. The code that scripts of a shell name
-        for script in filter(_is_shell_script, self._named):  # which grows
-            self._read(
-                _words(script.read_text(encoding="utf-8", errors="replace")),
-                [here, script.parent],
-                code=True,
+            self.opaque.append(
+                str(from_here(self._user_files[0])) if self._user_files else words[0]
             )
+        # 2. The code that scripts of a shell name
+        # The list grows meanwhile, by scripts that scripts run
+        for script in filter(_is_shell_script, self._user_files):
+            text = script.read_text(encoding="utf-8", errors="replace")
+            self._read(_words(text), [here, script.parent], code=True)
         # 3. What Python imports
         imported = [here / path for path in imported_files(self._modules, self._roots)]
         self.opaque += [str(from_here(path)) for path in imported if _looks_elsewhere(path)]
-        self.files = sorted({*self._named, *imported})
+        self.files = sorted({*self._user_files, *imported})
 
     def _read(
         self,
@@ -89,6 +89,7 @@ class CommandFiles:
             elif Path(word).name in SHELLS:
                 self._run_shell(rest, folders)
             else:
+                # A file, perhaps as --option=FILE
                 for name in dict.fromkeys([word, word.rpartition("=")[2]]):
                     self._name(name, folders, code=code)
 
@@ -99,16 +100,22 @@ class CommandFiles:
             option = rest.pop(0)
             if option in OPTION_WITH_VALUE:
                 rest[:1] = []
-            elif runs := PYTHON_RUNS.fullmatch(option):
-                text = runs["text"] or " ".join(rest[:1])
-                rest[: not runs["text"]] = []
-                self._roots += folders
-                names = imports_in(text) if runs["flag"] == "c" else [text, f"{text}.__main__"]
-                modules = modules_in(self._roots, names)
-                self._modules += modules
-                if runs["flag"] == "m" and not modules:
-                    self.opaque.append(text)
-                return
+                continue
+            runs = PYTHON_RUNS.fullmatch(option)
+            if not runs:
+                continue
+            # 1. Code or a module, in the option's word or in the next
+            text = runs["text"] or " ".join(rest[:1])
+            if not runs["text"]:
+                rest[:1] = []
+            self._roots += folders
+            names = imports_in(text) if runs["flag"] == "c" else [text, f"{text}.__main__"]
+            modules = modules_in(self._roots, names)
+            self._modules += modules
+            if runs["flag"] == "m" and not modules:
+                self.opaque.append(text)
+            return
+        # 2. A script, or a folder with one
         script = rest.pop(0) if rest else "python"
         names_file = [self._name(name, folders) for name in (script, f"{script}/__main__.py")]
         if not any(names_file):
@@ -130,12 +137,14 @@ class CommandFiles:
     ) -> bool:
         """Note the file that `word` names. Returns whether it names one."""
         name, names_file = SHELL_FOLDER.sub("", word), False
-        for folder in folders if name else ():
+        if not name:
+            return False
+        for folder in folders:
             path = Path(os.path.abspath(folder / name))
             if not path.is_file() or _is_installed(path):
                 continue
             names_file = True
-            if path in self._named:
+            if path in self._user_files:
                 continue
             is_python = path.suffix == ".py" or b"python" in _first_line(path)
             if is_python:
@@ -143,7 +152,7 @@ class CommandFiles:
                 self._modules.append(("__main__", path))
                 self._roots.append(path.parent)
             if is_python or not code or os.access(path, os.X_OK) or _is_shell_script(path):
-                self._named.append(path)
+                self._user_files.append(path)
         return names_file
 
 
@@ -185,9 +194,8 @@ def _looks_elsewhere(path: Path) -> bool:
     except (SyntaxError, ValueError, PermissionError):
         return False
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    places = {
-        (node.value.id, node.attr)
-        for node in nodes
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-    }
+    places = set()
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            places.add((node.value.id, node.attr))
     return bool(names & {"__import__", "import_module"} or places & LOOKS_ELSEWHERE)

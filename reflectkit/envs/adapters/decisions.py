@@ -24,8 +24,8 @@ class LabelledSettings(Config):
     dataset: str = option(
         "",
         help='Labelled decisions, a line {"state", "question", "options", "answer"} each;'
-        ' "probabilities" may take the'
-        ' place of "answer", and without "options" they are yes and no.',
+        ' "probabilities" may take the place of "answer", and without "options" they are yes and'
+        " no.",
         essential=True,
     )
 
@@ -45,7 +45,10 @@ class LabelledTasks(Taskset):
         """A problem for each row."""
         if not (self.settings and self.settings.dataset):
             raise ConfigError("env 'decisions' needs --dataset, a file of labelled decisions")
-        path, tasks, first = Path(self.settings.dataset), list[Task](), dict[str, str]()
+        path = Path(self.settings.dataset)
+        tasks: list[Task] = []
+        # The first line with a state names the group of all lines with it
+        first: dict[str, str] = {}
         for line, row in read_jsonl(path):
             labelled(row, path, line)
             data = {name: row[name] for name in COLUMNS if row.get(name) is not None}
@@ -106,6 +109,6 @@ class Decisions(Env):
 
     def step(self, action: Action) -> StepResult:
         """Compare the option with the label."""
-        chosen = check_choice(action, self.row.question.options, self.name)
-        reward, seen = self.row.probabilities[chosen], self.row.observation
-        return StepResult(seen, reward, True, info={"success": chosen in self.row.best})
+        index = check_choice(action, self.row.question.options, self.name)
+        info = {"success": index in self.row.best}
+        return StepResult(self.row.observation, self.row.probabilities[index], True, info=info)

@@ -58,7 +58,7 @@ ALIKE = 64
 
 
 class RequestError(Exception):
-    """A request that is not answered. status: HTTP's. kind: of the error, as System One names it."""
+    """A request that is not answered. status: HTTP's. kind: the error's, as System One names it."""
 
     def __init__(
         self,
@@ -79,11 +79,9 @@ class _Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: object) -> object:
-        return (
-            {key: inner for key, inner in value.items() if inner is not None}
-            if isinstance(value, dict)
-            else value
-        )
+        if not isinstance(value, dict):
+            return value
+        return {key: inner for key, inner in value.items() if inner is not None}
 
 
 class _Function(_Part):
@@ -98,9 +96,9 @@ class _Function(_Part):
     @classmethod
     def _as_text(cls, arguments: object) -> object:
         """JSON, as OpenAI has it, also where logs have the object itself, as data sets do."""
-        return (
-            json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
-        )
+        if isinstance(arguments, dict):
+            return json.dumps(arguments, ensure_ascii=False)
+        return arguments
 
 
 class _Tool(_Part):
@@ -155,20 +153,19 @@ class _Request(_Part):
     @property
     def refused(self) -> str:
         """What it asks for and cannot have; empty if it can be answered."""
+        has_older_calls = any(message.function_call is not None for message in self.messages)
+        has_pictures = False
+        for message in self.messages:
+            if isinstance(message.content, list):
+                has_pictures = has_pictures or any(part.type != "text" for part in message.content)
+        has_form = self.response_format not in (None, {"type": "text"})
         reasons = {
             "n: a request has one answer; ask again for another": self.n not in (None, 1),
             "logprobs: they are not told; leave it out": self.logprobs,
             "functions: an older form of tools; give those": self.functions is not None,
-            "function_call: an older form of tool_calls; write those": any(
-                message.function_call is not None for message in self.messages
-            ),
-            "messages: only text is read; leave out pictures and files": any(
-                isinstance(message.content, list)
-                and any(part.type != "text" for part in message.content)
-                for message in self.messages
-            ),
-            "response_format: only text is written; leave it out": self.response_format
-            not in (None, {"type": "text"}),
+            "function_call: an older form of tool_calls; write those": has_older_calls,
+            "messages: only text is read; leave out pictures and files": has_pictures,
+            "response_format: only text is written; leave it out": has_form,
         }
         return next((reason for reason, applies in reasons.items() if applies), "")
 
@@ -223,29 +220,33 @@ class Conversations:
         """The answer that `message` repeats; of several that look the same, the one to the messages
         `before` it, or else the newest.
         """
-        same = self._answers.get(_key(message), ())
-        here = (answer for messages, answer in same if messages == _digest(before))
-        return next(here, same[-1][1] if same else None)
+        candidates = self._answers.get(_key(message), ())
+        for digest, answer in candidates:
+            if digest == _digest(before):
+                return answer
+        return candidates[-1][1] if candidates else None
 
     def read(self, body: bytes) -> ChatRequest:
         """The request in `body`. Raises RequestError."""
+        # 1. Its form
         try:
-            asked = _Request.model_validate_json(body)
+            request = _Request.model_validate_json(body)
         except ValidationError as error:
-            # Of a union, the nearest
-            wrong = max(error.errors(include_url=False), key=lambda wrong: len(wrong["loc"]))
-            place = ".".join(map(str, wrong["loc"]))
-            raise RequestError(f"{place}: {wrong['msg']}" if place else wrong["msg"]) from None
-        if asked.refused:
-            raise RequestError(asked.refused)
+            # Of a union, the error in the type that fits best
+            errors = error.errors(include_url=False)
+            fault = max(errors, key=lambda fault: len(fault["loc"]))
+            place = ".".join(map(str, fault["loc"]))
+            raise RequestError(f"{place}: {fault['msg']}" if place else fault["msg"]) from None
+        if request.refused:
+            raise RequestError(request.refused)
+        # 2. Its messages, with the exact text of the answers that it repeats
         messages: list[Message] = []
         turns, unmatched = [], 0
-        for message, name in _with_tool_names(asked.messages):
+        for message, name in _with_tool_names(request.messages):
             answer = self._find(message, messages) if message.role == "assistant" else None
             if answer is not None:
-                turns.append(
-                    Turn(Observation(tuple(messages)), Decision(answer.action, answer.comment), 0.0)
-                )
+                observation = Observation(tuple(messages))
+                turns.append(Turn(observation, Decision(answer.action, answer.comment), 0.0))
                 messages.append(Message("assistant", answer.action.text, answer.action.calls))
                 continue
             if message.role == "assistant":
@@ -255,24 +256,22 @@ class Conversations:
                 continue
             role: Any = "system" if message.role == "developer" else message.role
             messages.append(Message(role, message.text, name=name))
-        stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
+        # 3. Its limits; some programs write 0 or -1 for none
+        stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+        max_tokens = None
+        for limit in (request.max_tokens, request.max_completion_tokens):
+            if limit and limit > 0:
+                max_tokens = limit
         return ChatRequest(
-            Observation(tuple(messages), tools=_tools(asked), replies=True),
+            Observation(tuple(messages), tools=_tools(request), replies=True),
             tuple(turns),
             unmatched,
-            asked.model,
-            asked.temperature,
-            next(
-                (
-                    limit
-                    for limit in (asked.max_completion_tokens, asked.max_tokens)
-                    if limit and limit > 0
-                ),
-                None,
-            ),
+            request.model,
+            request.temperature,
+            max_tokens,
             tuple(filter(None, stop)),
-            bool(asked.stream),
-            bool((asked.stream_options or {}).get("include_usage")),
+            bool(request.stream),
+            bool((request.stream_options or {}).get("include_usage")),
         )
 
     def message(
@@ -280,7 +279,8 @@ class Conversations:
         request: ChatRequest,
         answer: EndpointAnswer,
     ) -> dict[str, Any]:
-        """The answer as the program sees it; kept, so that it is known when the program repeats it."""
+        """The answer as the program sees it, which is remembered for when the program repeats it."""
+        # 1. The message
         text, calls = spoken(answer.action.text), []
         for call in answer.action.calls:
             self._calls += 1
@@ -291,55 +291,58 @@ class Conversations:
             calls.append({"id": f"call_{self._calls}", "type": "function", "function": function})
         for end in request.stop:
             text = text.partition(end)[0]
-        shown = {"role": "assistant", "content": None if calls else text} | (
-            {"tool_calls": calls} if calls else {}
-        )
-        key = _key(_Message.model_validate(shown))
-        self._answers.setdefault(key, deque(maxlen=ALIKE)).append(
-            (_digest(request.observation.messages), answer)
-        )
+        message: dict[str, Any] = {"role": "assistant", "content": None if calls else text}
+        if calls:
+            message["tool_calls"] = calls
+        # 2. What it stands for
+        key = _key(_Message.model_validate(message))
+        digest = _digest(request.observation.messages)
+        self._answers.setdefault(key, deque(maxlen=ALIKE)).append((digest, answer))
         self._answers.move_to_end(key)
         if len(self._answers) > REMEMBERED:
             self._answers.popitem(last=False)
-        return shown
+        return message
 
 
 def _with_tool_names(messages: Sequence[_Message]) -> list[tuple[_Message, str]]:
     """`messages`, each result with the name of its tool. The results of several calls are in the
     order of the calls, by which a reader pairs them.
     """
-    named: list[tuple[_Message, str]] = []
+    pairs: list[tuple[_Message, str]] = []
     names: dict[str, str] = {}
     places: dict[str, int] = {}
     for is_result, group in itertools.groupby(messages, lambda message: message.role == "tool"):
         if is_result:
+            # Unknown results come last
             results = sorted(group, key=lambda result: places.get(result.tool_call_id, len(places)))
-            named += [
-                (result, names.get(result.tool_call_id) or one_line(result.name))
-                for result in results
-            ]
+            for result in results:
+                pairs.append((result, names.get(result.tool_call_id) or one_line(result.name)))
             continue
         for message in group:
             calls = [call for call in message.tool_calls or () if call.id]
             names |= {call.id: call.function.name for call in calls}
             places = {call.id: place for place, call in enumerate(calls)}
-            named.append((message, ""))
-    return named
+            pairs.append((message, ""))
+    return pairs
 
 
 def _key(message: _Message) -> Any:
-    return message.text, tuple(
-        (call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()
-    )
+    """What a program shows of an answer: its words and its calls."""
+    calls = []
+    for call in message.tool_calls or ():
+        calls.append((call.id, call.function.name, call.function.arguments))
+    return message.text, tuple(calls)
 
 
 def _digest(messages: Sequence[Message]) -> int:
+    """A number that tells apart the messages before an answer."""
     return hash(repr(tuple(messages)))
 
 
 def _call(function: _Function) -> ToolCall:
+    """The call in a message. Raises RequestError."""
     try:
-        # At most 200 levels deep
+        # This parser allows at most 200 levels
         arguments = from_json(function.arguments or "{}", allow_inf_nan=False)
         dumps(arguments)  # refuses 1e999
     except ValueError:
@@ -349,19 +352,16 @@ def _call(function: _Function) -> ToolCall:
     return ToolCall(function.name, arguments)
 
 
-def _tools(asked: _Request) -> tuple[ToolSpec, ...]:
+def _tools(request: _Request) -> tuple[ToolSpec, ...]:
     """The tools that the model may call now."""
-    if asked.tool_choice == "none":
+    if request.tool_choice == "none":
         return ()
-    functions = [tool.function for tool in asked.tools or ()]
-    specs = {
-        each.name: ToolSpec(
-            each.name,
-            each.description or "",
-            json_schema(each.parameters or {"type": "object"}),
-        )
-        for each in functions
-    }
+    # 1. All that the request describes
+    functions = [tool.function for tool in request.tools or ()]
+    specs = {}
+    for function in functions:
+        schema = json_schema(function.parameters or {"type": "object"})
+        specs[function.name] = ToolSpec(function.name, function.description or "", schema)
     try:
         for spec in specs.values():
             check_tool(spec)
@@ -369,11 +369,13 @@ def _tools(asked: _Request) -> tuple[ToolSpec, ...]:
         raise RequestError(f"tools: {error}") from None
     if len(specs) < len(functions):
         raise RequestError("tools: two have the same name")
-    if not isinstance(asked.tool_choice, _Tool):
+    # 2. The one that it wants called
+    choice = request.tool_choice
+    if not isinstance(choice, _Tool):
         return tuple(specs.values())
-    if asked.tool_choice.function.name not in specs:
-        raise RequestError(f"tool_choice: no tool is named {asked.tool_choice.function.name!r:.80}")
-    return (specs[asked.tool_choice.function.name],)
+    if choice.function.name not in specs:
+        raise RequestError(f"tool_choice: no tool is named {choice.function.name!r:.80}")
+    return (specs[choice.function.name],)
 
 
 async def _chunks(
@@ -386,11 +388,12 @@ async def _chunks(
     """
     choice = completion["choices"][0]
     delta = dict(choice["message"])
-    if calls := delta.get("tool_calls"):
-        delta["tool_calls"] = [{"index": index} | call for index, call in enumerate(calls)]
-    common = {key: completion[key] for key in ("id", "created", "model")} | {
-        "object": "chat.completion.chunk"
-    }
+    if "tool_calls" in delta:
+        calls = enumerate(delta["tool_calls"])
+        delta["tool_calls"] = [{"index": index} | call for index, call in calls]
+    common = {key: completion[key] for key in ("id", "created", "model")}
+    common["object"] = "chat.completion.chunk"
+    # The message, the end, and what it took if that is asked for
     for part, finish in ((delta, None), ({}, choice["finish_reason"])):
         chunk = common | {"choices": [{"index": 0, "delta": part, "finish_reason": finish}]}
         yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
@@ -426,31 +429,35 @@ def application(
 
     async def complete(request: Request) -> Response:
         session = session_of(request)
-        asked = session.conversations.read(await _body(request))
-        answer = await _unless_gone(request, session.answer(asked))
-        message = session.conversations.message(asked, answer)
-        prompt, written = answer.tokens
-        stopped = any(end in spoken(answer.action.text) for end in asked.stop)
-        full = answer.limit and written >= answer.limit and not stopped
-        finish = "tool_calls" if answer.action.calls else "length" if full else "stop"
+        # 1. The answer
+        chat = session.conversations.read(await _body(request))
+        answer = await _unless_gone(request, session.answer(chat))
+        message = session.conversations.message(chat, answer)
+        # 2. Why it ends
+        prompt_tokens, answer_tokens = answer.tokens
+        has_stop = any(end in spoken(answer.action.text) for end in chat.stop)
+        finish = "stop"
+        if answer.action.calls:
+            finish = "tool_calls"
+        elif answer.limit and answer_tokens >= answer.limit and not has_stop:
+            finish = "length"
         completion = {
             "id": f"chatcmpl-{next(numbers)}",
             "object": "chat.completion",
             "created": int(time.time()),
-            "model": asked.model,
+            "model": chat.model,
             "choices": [
                 {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
             ],
             "usage": {
-                "prompt_tokens": prompt,
-                "completion_tokens": written,
-                "total_tokens": prompt + written,
+                "prompt_tokens": prompt_tokens,
+                "completion_tokens": answer_tokens,
+                "total_tokens": prompt_tokens + answer_tokens,
             },
         }
-        if asked.stream:
-            return StreamingResponse(
-                _chunks(completion, usage=asked.usage), media_type="text/event-stream"
-            )
+        if chat.stream:
+            events = _chunks(completion, usage=chat.usage)
+            return StreamingResponse(events, media_type="text/event-stream")
         return JSONResponse(completion)
 
     async def models(request: Request) -> Response:
@@ -470,14 +477,14 @@ def application(
         session = session_of(request)
         if not hasattr(session, "decide"):
             raise RequestError("decisions are not answered here", 404)
-        asked = read_body(kind, await _body(request))
-        if not any_model and not asked.names(model):
+        decision_request = read_body(kind, await _body(request))
+        if not any_model and not decision_request.names(model):
             raise RequestError(
-                f"there is no model {asked.model!r:.80}; ask for {model} or jev-latest",
+                f"there is no model {decision_request.model!r:.80}; ask for {model} or jev-latest",
                 404,
                 kind="not_found",
             )
-        return JSONResponse(await _unless_gone(request, session.decide(asked)))
+        return JSONResponse(await _unless_gone(request, session.decide(decision_request)))
 
     async def reward(request: Request) -> Response:
         session = session_of(request)
@@ -535,11 +542,13 @@ class Guard:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request."""
-        given = dict(scope.get("headers", ()))
-        right = hmac.compare_digest(
-            given.get(b"authorization", b""), f"Bearer {self.token}".encode()
-        )
-        if scope["type"] == "lifespan" or (right if self.token else b"origin" not in given):
+        headers = dict(scope.get("headers", ()))
+        # Only web pages send an origin
+        is_allowed = b"origin" not in headers
+        if self.token:
+            authorization = headers.get(b"authorization", b"")
+            is_allowed = hmac.compare_digest(authorization, f"Bearer {self.token}".encode())
+        if scope["type"] == "lifespan" or is_allowed:
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
@@ -577,10 +586,12 @@ def _refusal(
 
 
 async def _body(request: Request) -> bytes:
-    if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
+    """The body of a request. Raises RequestError."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
         raise RequestError(f"a body in {encoding:.40} is not read; send it uncompressed", 415)
     body, size = bytearray(), 0
-    # All of it, as a client that still sends would not read why
+    # All of it, even if it is too large: a client that still sends would not read why
     async for piece in request.stream():
         size += len(piece)
         if size <= LARGEST_BODY:
@@ -603,6 +614,7 @@ async def _unless_gone(request: Request, work: Any) -> Any:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
+    # Whichever ends first
     tasks = [asyncio.ensure_future(work), asyncio.ensure_future(gone())]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -634,7 +646,7 @@ async def serving(app: Starlette, host: str, port: int) -> AsyncIterator[int]:
     """Serve `app` inside the context; the port, also if it was 0. The process may then open as many
     files as the system allows. Raises ConfigError if the address cannot be used.
     """
-    # Windows; systems that allow fewer than they say
+    # Windows has no such limits, and some systems allow fewer than they say
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 

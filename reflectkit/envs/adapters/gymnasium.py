@@ -47,7 +47,7 @@ CHECKERS = (Path(gymnasium.__file__).parent, Path(__file__))
 """Where the code is that unpacks what a game returned."""
 
 
-KEPT: dict[str, Callable[[Any], bool]] = {
+ENV_ATTRIBUTES: dict[str, Callable[[Any], bool]] = {
     "horizon": lambda value: isinstance(value, Integral) and int(value) > 0,
     "teacher_type": lambda value: isinstance(value, type) and issubclass(value, Teacher),
     "rules": lambda value: isinstance(value, str),
@@ -71,17 +71,15 @@ class GameEnv(Choices):
         return TranslatedTeacher(super().teacher(), self._legal)
 
     def _legal(self, method: str, actions: Sequence[Any]) -> list[Any]:
+        """The game's `actions`, which a teacher's `method` returned, as indices of the choices."""
         names, choices = self.plain.names, self.plain.choices
         if len(names) == len(choices):
             return list(actions)
-        known = [
-            action
-            for action in actions
-            if isinstance(action, Integral) and 0 <= int(action) < len(names)
-        ]
-        places = [
-            choices.index(names[int(action)]) for action in known if names[int(action)] in choices
-        ]
+        places = []
+        for action in actions:
+            is_action = isinstance(action, Integral) and 0 <= int(action) < len(names)
+            if is_action and names[int(action)] in choices:
+                places.append(choices.index(names[int(action)]))
         if method == "action" and not places:
             raise ConfigError(
                 f"{code_place(self.teacher_type)}: action() returned {actions[0]!r}, which is"
@@ -105,11 +103,9 @@ def env_of(name: str) -> type[Env]:
         import_module("module of gymnasium", module)
     try:
         spec = gymnasium.spec(name)
-        creator = (
-            spec.entry_point
-            if callable(spec.entry_point)
-            else load_env_creator(str(spec.entry_point))
-        )
+        creator: Any = spec.entry_point
+        if not callable(creator):
+            creator = load_env_creator(str(creator))
     except (Error, ImportError) as error:
         if name in gymnasium.registry:
             raise ConfigError(f"gymnasium:{name}: {' '.join(str(error).split())}") from None
@@ -117,7 +113,7 @@ def env_of(name: str) -> type[Env]:
         raise unknown_name("environment of gymnasium", name, gymnasium.registry, hint) from None
 
     def make(**settings: Any) -> Any:
-        # Whose warnings are of training elsewhere
+        # The checker's warnings are about training with other libraries
         return gymnasium.make(name, disable_env_checker=True, **settings)
 
     game = game_of(make, name, creator)
@@ -131,17 +127,15 @@ def game_of(make: Callable[..., Any], name: str, kind: Any) -> Any:
     """The class of a game of Gymnasium in the form of `Choices`. make: takes its settings and
     `render_mode`. kind: the game's own class.
     """
-    own = {
-        key: value
-        for key, fits in KEPT.items()
-        if (value := getattr(kind, key, None)) and fits(value)
-    }
-    own |= {
-        "make": staticmethod(make),
-        "name": name.lower(),
-        "__module__": getattr(make, "__module__", __name__),
-    }
-    return type(name, (GymnasiumGame,), own)
+    attributes: dict[str, Any] = {}
+    for key, fits in ENV_ATTRIBUTES.items():
+        value = getattr(kind, key, None)
+        if value and fits(value):
+            attributes[key] = value
+    attributes["make"] = staticmethod(make)
+    attributes["name"] = name.lower()
+    attributes["__module__"] = getattr(make, "__module__", __name__)
+    return type(name, (GymnasiumGame,), attributes)
 
 
 class GymnasiumGame:
@@ -153,6 +147,7 @@ class GymnasiumGame:
     horizon: int | None = None
 
     def __init__(self, **settings: Any) -> None:
+        # 1. The game, which shows a text: an observation, or its picture in characters
         self.env = type(self).make(**settings)
         name, bare = type(self).__name__, self.env.unwrapped
         for space in ("action_space", "observation_space"):
@@ -168,11 +163,13 @@ class GymnasiumGame:
             except TypeError as error:
                 raise ConfigError(f"{name} shows text by `render_mode`, but: {error}") from None
         actions = self.env.action_space
-        if not isinstance(actions, spaces.Discrete) or (
-            self.renders and self.env.render_mode != "ansi"
-        ):
-            seen = type(self.env.observation_space).__name__
-            raise ConfigError(f"{name}: actions {actions}, observations {seen}, no text; {FITS}")
+        shows_text = not self.renders or self.env.render_mode == "ansi"
+        if not isinstance(actions, spaces.Discrete) or not shows_text:
+            space_name = type(self.env.observation_space).__name__
+            raise ConfigError(
+                f"{name}: actions {actions}, observations {space_name}, no text; {FITS}"
+            )
+        # 2. The names of its actions: its own, ours, or numbers
         bare, meanings = self.env.unwrapped, None
         if self.env.has_wrapper_attr("get_action_meanings"):
             meanings = self.env.get_wrapper_attr("get_action_meanings")()
@@ -189,43 +186,43 @@ class GymnasiumGame:
 
     def reset(self, seed: int) -> str:
         """The first text."""
-        seen, info = self._returned("reset", seed=seed % 2**32)
+        observation, info = self._call("reset", seed=seed % 2**32)
         self.choices = self._legal(info)
-        return self._text(seen)
+        return self._text(observation)
 
     def step(self, choice: str) -> tuple[str, Any, Any, Any, dict[str, Any]]:
         """Take the action of this name."""
         action = self.env.action_space.start + self.names.index(choice)
-        seen, reward, terminated, truncated, info = self._returned("step", action)
+        observation, reward, terminated, truncated, info = self._call("step", action)
         self.choices = self._legal(info)
+        # Gymnasium's own games tell probabilities in their info, and no results
         if type(self.env.unwrapped).__module__.startswith("gymnasium.envs."):
-            info = {}  # Gymnasium's own games tell probabilities there, no results
-        return self._text(seen), reward, terminated, truncated, info
+            info = {}
+        return self._text(observation), reward, terminated, truncated, info
 
-    def _returned(
+    def _call(
         self,
         method: str,
         *arguments: Any,
-        **named: Any,
+        **keywords: Any,
     ) -> tuple[Any, ...]:
         """What `method` of the game returns. Raises ConfigError unless it has the form in RETURNS,
         whether it is found here or by Gymnasium's own wrappers.
         """
         form, values = RETURNS[method]
         try:
-            returned = getattr(self.env, method)(*arguments, **named)
+            returned = getattr(self.env, method)(*arguments, **keywords)
         except (AssertionError, TypeError, ValueError) as error:
-            raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-            if not any(place in (raised_in, *raised_in.parents) for place in CHECKERS):
-                raise  # by the game's own code
+            # An error of the game's own code is the user's to read
+            file = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+            if not any(place in (file, *file.parents) for place in CHECKERS):
+                raise
             fault = str(error)
         else:
-            if (
-                isinstance(returned, tuple)
-                and len(returned) == values.count(",") + 1
-                and isinstance(returned[-1], dict)
-            ):
-                return returned
+            count = values.count(",") + 1
+            is_form = isinstance(returned, tuple) and len(returned) == count
+            if is_form and isinstance(returned[-1], dict):
+                return tuple(returned)
             fault = f"it returned {brief(returned)}"
         place = code_place(getattr(type(self.env.unwrapped), method))
         raise ConfigError(
@@ -248,27 +245,33 @@ class GymnasiumGame:
             )
         return [name for name, legal in zip(self.names, mask, strict=True) if legal]
 
-    def _text(self, seen: Any) -> str:
+    def _text(self, observation: Any) -> str:
         """What the env shows as text; the places of coloured characters follow in words, where a
         line each.
         """
+        # 1. The text
         if not self.renders:
-            return str(seen)
-        rendered = self.env.render()
-        if not isinstance(rendered, str):
+            return str(observation)
+        picture = self.env.render()
+        if not isinstance(picture, str):
             place = code_place(type(self.env.unwrapped).render)
             raise ConfigError(
-                f"{place}: render() of {type(self).__name__} returned {brief(rendered)}; return a"
+                f"{place}: render() of {type(self).__name__} returned {brief(picture)}; return a"
                 " text"
             )
-        shown, plain, notes = rendered.strip("\n"), "", []
-        before = 0
-        for match in COLOURED.finditer(shown):
-            plain += shown[before : match.start()]
+        # 2. Without colours, of which a note tells each
+        picture = picture.strip("\n")
+        plain, notes, end = "", [], 0
+        for match in COLOURED.finditer(picture):
+            plain += picture[end : match.start()]
             row, column = plain.count("\n") + 1, len(plain) - plain.rfind("\n")
-            # 30 to 37, or 40 to 47 for a background
-            codes = [int(code) for code in match[1].split(";")]
-            colour = next((COLOURS[code % 10] for code in codes if 30 <= code <= 47), "marked")
+            # Codes 30 to 37 are of characters, and 40 to 47 of their background
+            colour = "marked"
+            for code in map(int, match[1].split(";")):
+                if 30 <= code <= 47:
+                    colour = COLOURS[code % 10]
+                    break
             notes.append(f"{colour} at line {row}, column {column}: {match[2].strip() or 'empty'}")
-            plain, before = plain + match[2], match.end()
-        return "\n".join([plain + shown[before:], *notes])
+            plain += match[2]
+            end = match.end()
+        return "\n".join([plain + picture[end:], *notes])

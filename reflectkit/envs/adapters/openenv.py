@@ -85,11 +85,12 @@ def actions_of(schema: Any, where: str) -> Actions | None:
         )
     tool = ToolSpec("act", str(schema.get("description") or ""), {"properties": {}} | schema)
     check_call(ToolCall("act", {}), [tool])  # raises for what is no JSON schema
-    fields = {
-        name: field for name, field in tool.parameters["properties"].items() if name != "metadata"
-    }
+    # 1. No fields of its own: MCP tools
+    fields = dict(tool.parameters["properties"])
+    fields.pop("metadata", None)
     if not fields or {"tool_name", "arguments"} <= fields.keys():
         return None
+    # 2. One field: a choice of its values, or a text
     if len(fields) == 1:
         ((name, field),) = fields.items()
         field = schema.get("$defs", {}).get(str(field.get("$ref", "")).rpartition("/")[2], field)
@@ -98,6 +99,7 @@ def actions_of(schema: Any, where: str) -> Actions | None:
             return actions
         if field.get("type") == "string":
             return Actions("text", name)
+    # 3. Several fields: the arguments of a call
     return Actions("tools", tools=(replace(tool, parameters=schema | {"properties": fields}),))
 
 
@@ -105,6 +107,7 @@ def values_of(field: Mapping[str, Any]) -> tuple[Any, ...]:
     """The values of an enumeration, a Boolean or a bounded integer; none for others."""
     if "enum" in field or field.get("type") == "boolean":
         return tuple(field.get("enum", (False, True)))
+    # Bounds of an integer
     low = field["exclusiveMinimum"] + 1 if "exclusiveMinimum" in field else field.get("minimum")
     high = field["exclusiveMaximum"] - 1 if "exclusiveMaximum" in field else field.get("maximum")
     if field.get("type") != "integer" or low is None or high is None or high - low >= len(LABELS):
@@ -116,6 +119,7 @@ def tools_of(listed: Any, where: str) -> Actions:
     """The MCP tools that a server lists. Raises ConfigError for those that cannot be offered."""
     tools: dict[str, ToolSpec] = {}
     for entry in listed if isinstance(listed, list) else []:
+        # 1. Its name and its schema
         entry = entry if isinstance(entry, dict) else {"name": entry}
         name, schema = str(entry.get("name")), entry.get("input_schema", entry.get("inputSchema"))
         if not re.fullmatch(NAME, name) or not isinstance(schema, dict):
@@ -128,11 +132,9 @@ def tools_of(listed: Any, where: str) -> Actions:
             raise ConfigError(
                 f"{where} lists the tool {name!r}, but {why}; rename it in the server"
             )
-        tools[name] = ToolSpec(
-            name,
-            str(entry.get("description") or ""),
-            {"properties": {}} | schema,
-        )
+        # 2. The tool
+        description = str(entry.get("description") or "")
+        tools[name] = ToolSpec(name, description, {"properties": {}} | schema)
         check_call(ToolCall(name, {}), [tools[name]])  # raises for what is no JSON schema
     if not tools:
         raise ConfigError(
@@ -141,44 +143,53 @@ def tools_of(listed: Any, where: str) -> Actions:
     return Actions("tools", tools=tuple(tools.values()), mcp=True)
 
 
-def observation_text(seen: Mapping[str, Any]) -> str:
+def observation_text(observation: Mapping[str, Any]) -> str:
     """An observation as text: its only field if that is a text, else a line for each field that is
     not empty.
     """
-    fields = {
-        name: value
-        for name, value in seen.items()
-        if name not in HIDDEN and value not in (None, "", [], {})
-    }
-    fields = fields or {
-        k: v for k, v in (seen.get("metadata") or {}).items() if v not in (None, "", [], {})
-    }
+    # 1. Its fields, or those of its metadata
+    fields = {}
+    for name, value in observation.items():
+        if name not in HIDDEN and not _is_empty(value):
+            fields[name] = value
+    if not fields:
+        for name, value in (observation.get("metadata") or {}).items():
+            if not _is_empty(value):
+                fields[name] = value
+    # 2. The text
     texts = {name: as_text(value) for name, value in fields.items()}
     if len(texts) > 1 or not all(isinstance(value, str) for value in fields.values()):
         texts = {name: f"{name}: {text}" for name, text in texts.items()}
     return cut("\n".join(texts.values()), LONGEST_RESULT)
 
 
-def result_text(seen: Mapping[str, Any]) -> tuple[str, bool]:
+def _is_empty(value: Any) -> bool:
+    return value in (None, "", [], {})
+
+
+def result_text(observation: Mapping[str, Any]) -> tuple[str, bool]:
     """(what a tool returned, whether it failed)."""
-    if error := seen.get("error"):
-        return cut(
-            as_text(error.get("message", error) if isinstance(error, dict) else error),
-            LONGEST_RESULT,
-        ), True
-    result = seen.get("result")
+    # 1. An error of the server
+    error = observation.get("error")
+    if error:
+        message = error.get("message", error) if isinstance(error, dict) else error
+        return cut(as_text(message), LONGEST_RESULT), True
+    # 2. A plain result, or none
+    result = observation.get("result")
+    if "result" not in observation:
+        return observation_text(observation), False
     if not isinstance(result, dict):
-        return cut(as_text(result), LONGEST_RESULT) if "result" in seen else observation_text(
-            seen
-        ), False
+        return cut(as_text(result), LONGEST_RESULT), False
+    # 3. MCP's form: data, or parts with texts
+    text = ""
     parts = result.get("content")
-    texts = (
-        [part.get("text") for part in parts if isinstance(part, dict)]
-        if isinstance(parts, list)
-        else []
-    )
-    data = result.get("data")
-    text = as_text(data) if data is not None else "\n".join(filter(None, texts)) or as_text(result)
+    if result.get("data") is not None:
+        text = as_text(result["data"])
+    elif isinstance(parts, list):
+        texts = [part.get("text") for part in parts if isinstance(part, dict)]
+        text = "\n".join(filter(None, texts))
+    if not text and result.get("data") is None:
+        text = as_text(result)
     return cut(text, LONGEST_RESULT), bool(result.get("is_error"))
 
 
@@ -224,19 +235,20 @@ class Server:
         kind: str,
         data: Mapping[str, Any],
         settings: OpenEnvSettings,
-        left: Callable[[], bool] = lambda: False,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> tuple[Any, dict[str, Any]]:
-        """A new session and the answer to this first request, as soon as the server has room. left:
-        whether nobody waits for it any longer. Raises EnvironmentFailure where others keep all
+        """A new session and the answer to this first request, as soon as the server has room.
+        is_over: whether nobody waits for it any longer. Raises EnvironmentFailure where others keep all
         sessions for longer than the timeout.
         """
         others_since = 0.0
-        while not left():
+        while not is_over():
             session = self._connect(settings)
             try:
                 answer = self.ask(session, kind, data, settings)
             except Full as full:
                 session.close()
+                # Sessions of ours end some time; those of others may not
                 with self._changed:
                     others_since = 0.0 if self._sessions else others_since or time.monotonic()
                     if others_since and time.monotonic() - others_since > settings.server_timeout_s:
@@ -275,28 +287,20 @@ class Server:
 
         # 2. Read the answer
         answer = self._receive(session, kind, settings)
-        said, value = (
-            (answer.get("type"), answer.get("data")) if isinstance(answer, dict) else ("", None)
-        )
-        if said == "error" and isinstance(value, dict):
-            code, message = (
-                value.get("code"),
-                redacted(f"{value.get('message')} {value.get('errors') or ''}"),
-            )
+        answer_type, value = "", None
+        if isinstance(answer, dict):
+            answer_type, value = answer.get("type", ""), answer.get("data")
+        if answer_type == "error" and isinstance(value, dict):
+            code = value.get("code")
+            message = redacted(f"{value.get('message')} {value.get('errors') or ''}")
             if code == "CAPACITY_REACHED":
                 raise Full(message)
             if code != "VALIDATION_ERROR" or kind != "step":
                 raise EnvironmentFailure(f"{self.url} failed in a {kind}: {message}")
-            # The session is as before
+            # The session is as it was before an invalid action
             value = {"observation": {"error": message}, "reward": 0.0, "done": False}
         else:
-            parts = (
-                [value.get(key) for key in ("observation", "reward", "done")]
-                if isinstance(value, dict)
-                else [()] * 3
-            )
-            kinds = (dict, int | float | None, bool)
-            if said != "observation" or not all(map(isinstance, parts, kinds)):
+            if answer_type != "observation" or not _is_step(value):
                 raise EnvironmentFailure(
                     f"{self.url} answered a {kind} with {redacted(str(answer)):.80}: {PROTOCOL}"
                 )
@@ -304,7 +308,8 @@ class Server:
 
         # 3. Read the number, which shows that this was the answer to this request, and that there
         # is no other
-        with contextlib.suppress(HungUp):  # after its last answer
+        #    A server may hang up after its last answer.
+        with contextlib.suppress(HungUp):
             after = self._receive(session, kind, settings)
             if not _confirms(after, number):
                 raise EnvironmentFailure(
@@ -362,10 +367,10 @@ class Server:
             return connect(f"ws{self.url[4:]}/ws", additional_headers=headers(), **limits)
         except InvalidStatus as error:
             status = error.response.status_code
-            refused = f"{self.url} refused a session (HTTP {status})"
+            fault = f"{self.url} refused a session (HTTP {status})"
             if status >= 500:
-                raise EnvironmentFailure(refused) from None
-            raise ConfigError(f"{refused}: set {KEY} to its token, or {PROTOCOL}") from None
+                raise EnvironmentFailure(fault) from None
+            raise ConfigError(f"{fault}: set {KEY} to its token, or {PROTOCOL}") from None
         except (OSError, WebSocketException) as error:
             raise EnvironmentFailure(
                 f"no session with {self.url}: {redacted(str(error))}"
@@ -406,6 +411,7 @@ class Server:
         """The URL of the server, which is started first if a hub id names it."""
         if "://" in self.name:
             return re.sub("^ws", "http", self.name).rstrip("/")
+        # Hugging Face's address of a space
         space = re.sub(r"[^a-z0-9]", "-", self.name.lower())
         if not settings.run_hub_code:
             raise ConfigError(
@@ -451,6 +457,7 @@ class OpenEnv(Env):
         Raises ConfigError for a server that cannot be played, EnvironmentFailure for a session that
         is lost.
         """
+        # 1. A session
         check_task(task, self.name, self.levels)
         self.release()
         self._actions = self.server.actions(self.settings)
@@ -464,6 +471,7 @@ class OpenEnv(Env):
         if self._closed or answer["done"]:
             self.release()
             raise EnvironmentFailure(f"{self.server.url} ended the episode before its first step")
+        # 2. A reward before the first step is added to that step's
         self._over, self._early = False, float(answer["reward"] or 0)
         self._gained, self._latest = False, self._early
         self._messages = [Message("user", observation_text(answer["observation"]))]
@@ -474,30 +482,36 @@ class OpenEnv(Env):
         are added up.
         """
         actions, self._reward, self._early = self._actions, self._early, 0.0
+        # 1. A choice
         if actions.kind == "choice":
-            seen = self._act(
-                {actions.field: actions.values[check_choice(action, actions.choices, self.name)]}
-            )
-            self._messages = [Message("user", observation_text(seen))]
-            return self._result(seen, int("error" in seen))
+            value = actions.values[check_choice(action, actions.choices, self.name)]
+            observation = self._act({actions.field: value})
+            self._messages = [Message("user", observation_text(observation))]
+            return self._result(observation, int("error" in observation))
+        # 2. A text
         use = read_use(action, actions.tools, self.name)
         self._messages.append(Message("assistant", use.text, use.calls))
         if actions.kind == "text":
-            seen = self._act({actions.field: spoken(use.text)})
-            self._messages.append(Message("user", observation_text(seen)))
-            return self._result(seen, int("error" in seen))
-        wrong = use.errors or (() if use.calls else ("no call; call one of the tools",))
-        self._messages += [Message("tool", line) for line in wrong]
-        seen, refused = {}, len(wrong)
+            observation = self._act({actions.field: spoken(use.text)})
+            self._messages.append(Message("user", observation_text(observation)))
+            return self._result(observation, int("error" in observation))
+        # 3. Calls
+        errors = use.errors
+        if not errors and not use.calls:
+            errors = ("no call; call one of the tools",)
+        self._messages += [Message("tool", line) for line in errors]
+        observation, refused = {}, len(errors)
         for call in use.calls:
             if self._over:
                 break
-            called = {"type": "call_tool", "tool_name": call.name, "arguments": call.arguments}
-            seen = self._act(called if actions.mcp else call.arguments)
-            text, failed = result_text(seen)
+            request = call.arguments
+            if actions.mcp:
+                request = {"type": "call_tool", "tool_name": call.name, "arguments": request}
+            observation = self._act(request)
+            text, failed = result_text(observation)
             refused += failed
             self._messages.append(Message("tool", text, name=call.name))
-        return self._result(seen, refused)
+        return self._result(observation, refused)
 
     def release(self) -> None:
         """End the session: the server may have no other for the next episode."""
@@ -518,29 +532,27 @@ class OpenEnv(Env):
         self._latest = float(answer["reward"] or 0)
         self._reward += self._latest
         self._over = answer["done"]
-        seen: dict[str, Any] = answer["observation"]
-        return seen
+        observation: dict[str, Any] = answer["observation"]
+        return observation
 
     def _observe(self) -> Observation:
-        actions = self._actions
-        offered: Any = (
-            {"choices": actions.choices}
-            if actions.values
-            else {"tools": actions.tools, "replies": True}
-        )
-        return Observation(tuple(self._messages), **offered)
+        actions, messages = self._actions, tuple(self._messages)
+        if actions.values:
+            return Observation(messages, choices=actions.choices)
+        return Observation(messages, tools=actions.tools, replies=True)
 
-    def _result(self, seen: Mapping[str, Any], refused: int) -> StepResult:
+    def _result(self, observation: Mapping[str, Any], refused: int) -> StepResult:
         info: dict[str, Any] = {"refused": refused} if refused else {}
         if self._over:
-            told = [
-                place.get("success")
-                for place in (seen, seen.get("metadata"))
-                if isinstance(place, dict)
-            ]
-            guess = guessed_success(self._gained, self._latest, over=True)
-            info["success"] = next((flag for flag in told if isinstance(flag, bool)), guess)
+            info["success"] = self._success(observation)
         return StepResult(self._observe(), self._reward, self._over, info=info)
+
+    def _success(self, observation: Mapping[str, Any]) -> bool | None:
+        """Whether the last observation says so; otherwise see `guessed_success`."""
+        for place in (observation, observation.get("metadata")):
+            if isinstance(place, dict) and isinstance(place.get("success"), bool):
+                return bool(place["success"])
+        return guessed_success(self._gained, self._latest, over=True)
 
 
 @cache
@@ -569,11 +581,18 @@ def _confirms(answer: Any, number: int) -> bool:
     value = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(value, dict):
         return False
-    return (
-        value.get("id") == number
-        if answer.get("type") == "mcp"
-        else value.get("code") == "UNKNOWN_TYPE"
-    )
+    if answer.get("type") == "mcp":
+        return bool(value.get("id") == number)
+    return bool(value.get("code") == "UNKNOWN_TYPE")
+
+
+def _is_step(value: Any) -> bool:
+    """Whether `value` has the form of an observation with its reward."""
+    if not isinstance(value, dict):
+        return False
+    has_reward = isinstance(value.get("reward"), int | float | None)
+    is_observation = isinstance(value.get("observation"), dict)
+    return is_observation and has_reward and isinstance(value.get("done"), bool)
 
 
 def headers() -> dict[str, str]:

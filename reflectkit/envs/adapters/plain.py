@@ -72,11 +72,14 @@ def wrapped(
     settings: type[Config],
 ) -> type[Env]:
     """`kind` as an env of form `base`."""
-    kept = ("name", "rules", "teacher_type", "__doc__", "__module__")
-    own = {key: getattr(kind, key) for key in kept if getattr(kind, key, None)}
+    attributes: dict[str, Any] = {}
+    for key in ("name", "rules", "teacher_type", "__doc__", "__module__"):
+        if getattr(kind, key, None):
+            attributes[key] = getattr(kind, key)
     horizon = getattr(kind, "horizon", None)
-    limits = {} if horizon is None else {"horizons": {"all": horizon}}
-    return type(kind.__name__, (base,), own | limits | {"plain_type": kind, "Settings": settings})
+    if horizon is not None:
+        attributes["horizons"] = {"all": horizon}
+    return type(kind.__name__, (base,), attributes | {"plain_type": kind, "Settings": settings})
 
 
 def settings_of(
@@ -89,26 +92,23 @@ def settings_of(
     """
     fields: dict[str, Any] = {}
     for name, parameter in signature_of(kind).parameters.items():
-        if name in (*without, "horizon") or parameter.kind in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-        ):
+        if name in (*without, "horizon"):
             continue
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        # 1. Its type, or that of its default
         default, hint = defaults.get(name, parameter.default), parameter.annotation
-        needed = default is parameter.empty
-        if hint is parameter.empty and not needed:
+        is_required = default is parameter.empty
+        if hint is parameter.empty and not is_required:
             hint = type(default)
+        # 2. A flag, if a text can be read as such a value
         kinds = alternatives(hint)
-        if (
-            len(kinds) == 1
-            and kinds[0] is not NoneType
-            and (kinds[0] in SIMPLE or get_origin(kinds[0]) is Literal)
-        ):
-            fields[name] = (
-                hint,
-                option(REQUIRED if needed else default, help=f"Argument of {kind.__name__}."),
-            )
-        elif needed:
+        single = kinds[0] if len(kinds) == 1 else NoneType
+        is_simple = single in SIMPLE or get_origin(single) is Literal
+        if is_simple:
+            value = REQUIRED if is_required else default
+            fields[name] = hint, option(value, help=f"Argument of {kind.__name__}.")
+        elif is_required:
             why = "has no type" if hint is parameter.empty else "cannot be a flag"
             raise ConfigError(
                 f"{kind.__name__}: its constructor's argument '{name}' {why}; make it e.g. {name}:"
@@ -126,12 +126,13 @@ def signature_of(function: Any) -> inspect.Signature:
     except NameError:
         signature = inspect.signature(function)
     code = function.__init__ if inspect.isclass(function) else function
-    known = getattr(inspect.unwrap(code), "__globals__", {})
+    names = getattr(inspect.unwrap(code), "__globals__", {})
     parameters = []
     for parameter in signature.parameters.values():
         hint = parameter.annotation
         with contextlib.suppress(NameError):
-            hint = eval(hint, known) if isinstance(hint, str) else hint
+            # Names that only type checkers import stay texts
+            hint = eval(hint, names) if isinstance(hint, str) else hint
         parameters.append(parameter.replace(annotation=hint))
     return signature.replace(parameters=parameters)
 
@@ -147,31 +148,31 @@ class Plain(Env):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        taken = {
-            name: value
-            for name, value in settings.items()
-            if name not in DatasetSettings.model_fields
-        }
+        # Those of data sets are not the class's
+        arguments = {}
+        for name, value in settings.items():
+            if name not in DatasetSettings.model_fields:
+                arguments[name] = value
         self._random = _states(0)
-        with self._own_random():
-            self.plain: Any = self.plain_type(**taken)
+        with self._class_random():
+            self.plain: Any = self.plain_type(**arguments)
 
     @classmethod
     def questions(cls) -> Sequence[StateQuestion]:
         """The class's own `questions`, a list or a function that returns one, if it has any."""
-        listed = getattr(cls.plain_type, "questions", None)
-        if listed is None:
+        questions = getattr(cls.plain_type, "questions", None)
+        if questions is None:
             return super().questions()
-        listed = listed() if callable(listed) else listed
-        if not isinstance(listed, list | tuple) or not all(
-            isinstance(each, StateQuestion) for each in listed
-        ):
+        if callable(questions):
+            questions = questions()
+        is_list = isinstance(questions, list | tuple)
+        if not is_list or not all(isinstance(each, StateQuestion) for each in questions):
             place = code_place(cls.plain_type)
             raise ConfigError(
-                f"{place}: its questions are {brief(listed)}; give a list of"
+                f"{place}: its questions are {brief(questions)}; give a list of"
                 " reflectkit.StateQuestion"
             )
-        return tuple(listed)
+        return tuple(questions)
 
     def teacher(self) -> Teacher:
         """The class's own `teacher_type`, whose `env` is the instance itself."""
@@ -183,7 +184,8 @@ class Plain(Env):
         return self.plain
 
     @contextlib.contextmanager
-    def _own_random(self) -> Any:
+    def _class_random(self) -> Any:
+        """The class's random numbers inside the block, and those of the rest again afterwards."""
         import numpy
 
         outside = random.getstate(), numpy.random.get_state()
@@ -199,36 +201,34 @@ class Plain(Env):
     def _begin(self, task: Task, seed: int) -> int:
         """The problem's own seed, or the episode's; a column called so may hold something else."""
         check_task(task, self.name, self.levels)
-        own = task.data.get("seed")
-        seed = own if isinstance(own, int) else seed
+        task_seed = task.data.get("seed")
+        seed = task_seed if isinstance(task_seed, int) else seed
         self._random = _states(seed)
         return seed
 
-    def _call(self, method: str, /, *given: Any, **named: Any) -> Any:
+    def _call(self, method: str, /, *arguments: Any, **keywords: Any) -> Any:
         """What a method of the instance returns. Raises ConfigError if it takes other arguments."""
-        own = getattr(self.plain, method)
+        function = getattr(self.plain, method)
         try:
-            return own(*given, **named)
+            return function(*arguments, **keywords)
         except TypeError as error:
+            # An error within the method is the user's to read
             if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-                raise  # from within the method
-            called = ", ".join([*map(repr, given), *named]) or "no arguments"
-            raise ConfigError(f"{code_place(own)}: {error}; it is called with {called}") from None
+                raise
+            words = ", ".join([*map(repr, arguments), *keywords]) or "no arguments"
+            place = code_place(function)
+            raise ConfigError(f"{place}: {error}; it is called with {words}") from None
 
-    def _wrong(
-        self,
-        method: str,
-        returned: object,
-        wanted: str,
-    ) -> ConfigError:
+    def _wrong(self, method: str, returned: object, fix: str) -> ConfigError:
+        """The error for what `method` returned."""
         place = code_place(getattr(type(self.written), method))
         return ConfigError(
-            f"{place}: {method}() of {self.plain_type.__name__} returned {brief(returned)};"
-            f" {wanted}"
+            f"{place}: {method}() of {self.plain_type.__name__} returned {brief(returned)}; {fix}"
         )
 
 
 def _states(seed: int) -> tuple[Any, Any]:
+    """The states of Python's and of numpy's generator with this seed."""
     import numpy
 
     return random.Random(seed).getstate(), numpy.random.RandomState(seed % 2**32).get_state()
@@ -250,7 +250,7 @@ class Choices(Plain):
         """Begin the problem."""
         seed, self._gained = self._begin(task, seed), False
         parameters = inspect.signature(self.plain.reset).parameters
-        with self._own_random():
+        with self._class_random():
             if "seed" in parameters:
                 returned = self._call("reset", seed=seed)
             else:
@@ -259,62 +259,53 @@ class Choices(Plain):
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Take choice `action`."""
-        with self._own_random():
-            returned = self._call(
-                "step", self._offered[check_choice(action, self._offered, self.name)]
-            )
-            return followed(returned, self._result)
+        choice = self._offered[check_choice(action, self._offered, self.name)]
+        with self._class_random():
+            return followed(self._call("step", choice), self._result)
 
     def _begun(self, returned: Any) -> Observation:
-        return self._observe(
-            "reset", returned[0] if isinstance(returned, tuple) and returned else returned
-        )
+        # Gymnasium's form is (observation, info)
+        if isinstance(returned, tuple) and returned:
+            returned = returned[0]
+        return self._observe("reset", returned)
 
     def _result(self, returned: Any) -> StepResult:
+        # 1. The form: (text, reward, done), perhaps with truncated and a dict
         if not isinstance(returned, tuple) or not 3 <= len(returned) <= 5:
             raise self._wrong("step", returned, FORM)
         text, reward, terminated, *more = returned
         info = more.pop() if more else {}
         truncated = more[0] if more else False
         if not is_reward(reward):
-            raise self._wrong(
-                "step",
-                returned,
-                f"its reward is {brief(reward)}; return a finite number",
-            )
+            fix = f"its reward is {brief(reward)}; return a finite number"
+            raise self._wrong("step", returned, fix)
         for flag in (terminated, truncated):
             if not is_flag(flag):
-                raise self._wrong(
-                    "step",
-                    returned,
-                    f"whether it is done is {brief(flag)}; return True or False",
-                )
+                fix = f"whether it is done is {brief(flag)}; return True or False"
+                raise self._wrong("step", returned, fix)
         if not isinstance(info, dict):
-            raise self._wrong(
-                "step",
-                returned,
-                f"its last value is {brief(info)}; return a dict there, or leave it out",
-            )
-        over = bool(terminated or truncated)
-        if not isinstance(info.get("success"), bool | int | float | None) and not is_flag(
-            info["success"]
-        ):
-            raise self._wrong("step", returned, "its 'success' must be True or False")
-        told = {key: info[key] for key in ("figures", "refused") if key in info}
-        if figures := self._figures(returned, info):
-            told["last_figures"] = figures
+            fix = f"its last value is {brief(info)}; return a dict there, or leave it out"
+            raise self._wrong("step", returned, fix)
         success = info.get("success")
+        if not isinstance(success, bool | int | float | None) and not is_flag(success):
+            raise self._wrong("step", returned, "its 'success' must be True or False")
+        # 2. What the dict tells
+        step_info = {key: info[key] for key in ("figures", "refused") if key in info}
+        figures = self._figures(returned, info)
+        if figures:
+            step_info["last_figures"] = figures
+        over = bool(terminated or truncated)
         if success is None:
-            told["success"] = guessed_success(self._gained, float(reward), over)
+            step_info["success"] = guessed_success(self._gained, float(reward), over)
         else:
-            told["success"] = bool(success) if over else False
+            step_info["success"] = bool(success) if over else False
         self._gained = self._gained or float(reward) > 0
         return StepResult(
             self._observe("step", text, over),
             float(reward),
             bool(terminated),
             bool(truncated),
-            told,
+            step_info,
         )
 
     def _figures(
@@ -348,6 +339,7 @@ class Choices(Plain):
     ) -> Observation:
         if not isinstance(text, str):
             raise self._wrong(method, text, "its observation must be a text")
+        # They may differ from step to step
         choices = self.plain.choices
         choices = choices() if callable(choices) else choices
         if not isinstance(choices, list | tuple) or not (choices or over):
@@ -365,9 +357,9 @@ class ToolTasks(DatasetTasks):
 
     def has(self, name: str) -> bool:
         """Whether it lists its problems."""
-        return (
-            bool(self.settings and self.settings.dataset) if name == "tasks" else super().has(name)
-        )
+        if name == "tasks":
+            return bool(self.settings and self.settings.dataset)
+        return super().has(name)
 
 
 class Tools(Plain):
@@ -383,10 +375,11 @@ class Tools(Plain):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self._tools = _tools(self.plain)
-        self._waits = waits(self.settings.reward) or any(
-            inspect.iscoroutinefunction(getattr(self.plain_type, name, None))
-            for name in ("get_reward", *_tool_names(self.plain_type))
-        )
+        names = ("get_reward", *_tool_names(self.plain_type))
+        methods = [getattr(self.plain_type, name, None) for name in names]
+        self._waits = waits(self.settings.reward) or any(map(inspect.iscoroutinefunction, methods))
+        """Whether a step may wait: others then run meanwhile, with their own random numbers."""
+        # Without a score there is nothing to learn
         if not hasattr(self.plain, "get_reward") and not self.settings.reward:
             raise ConfigError(
                 f"{self.plain_type.__name__} has no get_reward(); add it, or give --reward"
@@ -395,28 +388,28 @@ class Tools(Plain):
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin the problem."""
+        # 1. The arguments: the row, and a seed if it is asked for
         seed = self._begin(task, seed)
         parameters = inspect.signature(self.plain.reset).parameters
-        open_ended = any(
-            parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
-        )
+        kinds = [parameter.kind for parameter in parameters.values()]
         row = {} if task.data.keys() <= {"seed"} else dict(task.data)
         if "self" in row:
             raise DataError(
                 f"row {task.id}", "the column 'self' cannot be an argument of reset(); rename it"
             )
-        arguments = ({"seed": seed} if "seed" in parameters or open_ended else {}) | row
-        with self._own_random():
-            shown = self._call("reset", **arguments)
+        arguments: dict[str, Any] = {}
+        if "seed" in parameters or inspect.Parameter.VAR_KEYWORD in kinds:
+            arguments["seed"] = seed
+        arguments |= row
+        # 2. The prompt: the row's, and what the class adds to it
+        with self._class_random():
+            text = self._call("reset", **arguments)
         messages = list(prompt_messages(row["prompt"], task.id)) if "prompt" in row else []
-        if not isinstance(shown, str | None) or not (shown or messages):
-            raise self._wrong(
-                "reset",
-                shown,
-                "return the prompt, a text" if not messages else "return a text or None",
-            )
+        if not isinstance(text, str | None) or not (text or messages):
+            fix = "return a text or None" if messages else "return the prompt, a text"
+            raise self._wrong("reset", text, fix)
         last = messages.pop() if messages else Message("user", "")
-        self._messages = [*messages, replace(last, content=last.content + (shown or ""))]
+        self._messages = [*messages, replace(last, content=last.content + (text or ""))]
         self._row, self._first, self._steps = row, len(self._messages), 0
         self._ids = CompletionIds()
         return self._observe()
@@ -430,55 +423,58 @@ class Tools(Plain):
         use = read_use(action, self._tools, self.name)
         self._messages.append(Message("assistant", use.text, use.calls))
         self._steps += 1
-        refused, raised = len(use.errors), dict[str, list[str]]()
-        with contextlib.nullcontext() if self._waits else self._own_random():
+        refused = len(use.errors)
+        faults: dict[str, list[str]] = {}
+        with contextlib.nullcontext() if self._waits else self._class_random():
+            # 1. The calls
             for call in use.calls:
                 try:
                     result = outside_loop(getattr(self.plain, call.name), **call.arguments)
-                    said = str(await result if inspect.isawaitable(result) else result)
+                    text = str(await result if inspect.isawaitable(result) else result)
                 except Exception as error:  # the agent reads it, as in TRL
-                    said, refused = str({"error": str(error)}), refused + 1
-                    if fault := code_error(error):
-                        raised.setdefault(call.name, []).append(fault)
-                self._messages.append(Message("tool", cut(said, LONGEST_RESULT), name=call.name))
+                    text, refused = str({"error": str(error)}), refused + 1
+                    fault = code_error(error)
+                    if fault:
+                        faults.setdefault(call.name, []).append(fault)
+                self._messages.append(Message("tool", cut(text, LONGEST_RESULT), name=call.name))
             self._messages += [Message("tool", error) for error in use.errors]
             over = not use.calls and not use.errors
             info: dict[str, Any] = {"refused": refused} if refused else {}
-            info |= {CODE_ERROR_KEY: raised} if raised else {}
+            if faults:
+                info[CODE_ERROR_KEY] = faults
+            # 2. The score, at the end
             reward = 0.0
             if over or self._steps == self.horizon:
-                own: list[float | None] = []
-                if hasattr(self.plain, "get_reward"):
-                    value = outside_loop(self.plain.get_reward)
-                    value = await value if inspect.isawaitable(value) else value
-                    if value is not None and not is_reward(value):
-                        raise self._wrong(
-                            "get_reward",
-                            value,
-                            "return a number, or None where it does not apply",
-                        )
-                    own = [None if value is None else float(value)]
                 messages = chat_messages(self._messages)
-                row, completion = (
+                reward, score_info = await score(
+                    self.settings.reward,
                     self._row | {"prompt": messages[: self._first]},
                     messages[self._first :],
-                )
-                reward, told = await score(
-                    self.settings.reward,
-                    row,
-                    completion,
                     self._ids.ids,
-                    own=own,
+                    env_rewards=await self._env_rewards(),
                     environments=[self.plain],
                 )
-                info |= told
+                info |= score_info
         return StepResult(self._observe(), reward, over, info=info)
+
+    async def _env_rewards(self) -> list[float | None]:
+        """What the class's `get_reward` returns, if it has one."""
+        if not hasattr(self.plain, "get_reward"):
+            return []
+        value = outside_loop(self.plain.get_reward)
+        if inspect.isawaitable(value):
+            value = await value
+        if value is not None and not is_reward(value):
+            fix = "return a number, or None where it does not apply"
+            raise self._wrong("get_reward", value, fix)
+        return [None if value is None else float(value)]
 
     def _observe(self) -> Observation:
         return Observation(tuple(self._messages), tools=self._tools, replies=True)
 
 
 def _tool_names(kind: type) -> list[str]:
+    """The names of a class's public methods that are tools."""
     methods = inspect.getmembers(kind, predicate=inspect.isfunction)
     return [name for name, _ in methods if name not in NOT_TOOLS and not name.startswith("_")]
 

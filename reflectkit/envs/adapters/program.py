@@ -56,9 +56,9 @@ from reflectkit.types import Decision, Message, Observation, Task, ToolUse
 
 Value = TypeVar("Value")
 
-KEPT_OUTPUT = 1 << 16
+OUTPUT_BYTES = 1 << 16
 """Bytes of a program's output that are kept, the last ones."""
-KEPT_IN_INFO = 2000
+OUTPUT_CHARACTERS = 2000
 """Characters of it that an episode's record keeps."""
 PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
 """Environment variables that every program gets."""
@@ -117,20 +117,19 @@ class ProgramSettings(DatasetSettings):
     @override
     def environment(self) -> dict[str, str]:
         """The passed variables, each as a digest of its value."""
-        passed = {name: os.environ[name] for name in self.pass_env if name in os.environ}
-        return {
-            f"${name}": (
-                "digest"
-                f" {hashlib.sha256(f'{name}={value}'.encode(errors='surrogateescape')).hexdigest()[:16]}"
-            )
-            for name, value in passed.items()
-        }
+        digests = {}
+        for name in self.pass_env:
+            if name in os.environ:
+                text = f"{name}={os.environ[name]}".encode(errors="surrogateescape")
+                digests[f"${name}"] = f"digest {hashlib.sha256(text).hexdigest()[:16]}"
+        return digests
 
     @field_validator("pass_env")
     @classmethod
     def _no_keys(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        if secret := next(filter(SECRET.search, names), None):
-            raise ValueError(f"{secret} looks like a key, which no program gets; leave it out")
+        for name in names:
+            if SECRET.search(name):
+                raise ValueError(f"{name} looks like a key, which no program gets; leave it out")
         return names
 
 
@@ -164,8 +163,8 @@ class _Run:
         self.only_decisions = only_decisions
         self.conversations = Conversations()
         self.events: asyncio.Queue[_Pending | _Exit] = asyncio.Queue()
-        self.posted: float | None = None
-        self.unmatched = self.overridden = self._decided = 0
+        self.reward_value: float | None = None
+        self.unmatched = self.overrides = self._decision_count = 0
         self.closed = False
         self._waiting: set[_Pending] = set()
         self._process: Any = None
@@ -185,18 +184,19 @@ class _Run:
         """
         state, answers = request.text, []
         for _, question in request.named_questions:
-            taken = await self._ask(question.observation(state))
-            answers.append(
-                Answer(tuple(float(place == taken) for place in range(len(question.options))))
-            )
-        self._decided += 1
-        return request.response(answers, Usage(), f"decision-{self._decided}")
+            index = await self._ask(question.observation(state))
+            probabilities = [0.0] * len(question.options)
+            probabilities[index] = 1.0
+            answers.append(Answer(tuple(probabilities)))
+        self._decision_count += 1
+        return request.response(answers, Usage(), f"decision-{self._decision_count}")
 
     async def _ask(
         self,
         observation: Observation,
         request: ChatRequest | None = None,
     ) -> Any:
+        """The agent's answer, when it is this request's turn."""
         if self.closed:
             raise RequestError(CLOSED, 410)
         pending = _Pending(observation, asyncio.get_running_loop().create_future(), request)
@@ -209,9 +209,9 @@ class _Run:
 
     def reward(self, value: float) -> None:
         """The program reports its reward; once."""
-        if self.posted is not None:
+        if self.reward_value is not None:
             raise RequestError("this episode has its reward", 409)
-        self.posted = value
+        self.reward_value = value
 
     async def start(
         self,
@@ -236,6 +236,7 @@ class _Run:
         self._watching = asyncio.ensure_future(self._watch())
 
     async def _watch(self) -> None:
+        """Note the end of the program."""
         output, errors = await asyncio.gather(
             _end_of(self._process.stdout), _end_of(self._process.stderr)
         )
@@ -265,17 +266,21 @@ class _Run:
                 pending.answer.set_exception(RequestError(CLOSED, 410))
         if self._process is not None:
             self._process.stdin.close()
-        # Which ends with the output; something that left the group may hold that
+        # The watch ends with the output, which something that left the group may hold
         if self._watching is not None:
             await asyncio.wait([self._watching], timeout=5)
             self._watching.cancel()
 
 
 async def _end_of(stream: asyncio.StreamReader) -> str:
+    """The last bytes of `stream`, read to its end."""
     output = bytearray()
-    while piece := await stream.read(1 << 16):
+    while True:
+        piece = await stream.read(1 << 16)
+        if not piece:
+            break
         output += piece
-        del output[:-KEPT_OUTPUT]
+        del output[:-OUTPUT_BYTES]
     return output.decode(errors="replace")
 
 
@@ -360,17 +365,16 @@ class Program(Env):
 
     @classmethod
     def _files(cls, settings: Any) -> CommandFiles:
-        searched = os.environ.get("PYTHONPATH", "") if "PYTHONPATH" in settings.pass_env else ""
-        return CommandFiles(
-            cls.command,
-            [Path(folder).absolute() for folder in searched.split(os.pathsep) if folder],
-        )
+        path = os.environ.get("PYTHONPATH", "") if "PYTHONPATH" in settings.pass_env else ""
+        folders = [Path(folder).absolute() for folder in path.split(os.pathsep) if folder]
+        return CommandFiles(cls.command, folders)
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Start the program and wait for its first request. Raises EnvironmentFailure, and
         ConfigError if it cannot be started.
         """
-        if self._run is not None:  # awaited, as other episodes go on meanwhile
+        # Other episodes go on while this one waits for the end of the last
+        if self._run is not None:
             await self._in_thread(self._run.stop())
         self.close()
         return await self._in_thread(self._begin(task, seed))
@@ -384,19 +388,22 @@ class Program(Env):
 
         Raises IllegalActionError: an option that was not offered. EnvironmentFailure.
         """
-        seen = self._pending.observation
+        # 1. The answer
+        observation = self._pending.observation
         answer: int | EndpointAnswer
-        if seen.choices:
-            answer = check_choice(action, seen.choices, self.name)
-            self._decisions += [*seen.messages, Message("assistant", seen.choices[answer])]
+        if observation.choices:
+            answer = check_choice(action, observation.choices, self.name)
+            choice = Message("assistant", observation.choices[answer])
+            self._decisions += [*observation.messages, choice]
         else:
             use = action if isinstance(action, ToolUse) else ToolUse(str(action))
             answer = EndpointAnswer(use)
-            self._chat = [*seen.messages, Message("assistant", use.text, use.calls)]
+            self._chat = [*observation.messages, Message("assistant", use.text, use.calls)]
+        # 2. What the program does then
         event = await self._in_thread(self._act(answer))
         if isinstance(event, _Pending):
             return StepResult(self._observe(event), 0.0, False)
-        return await self._end(seen, event)
+        return await self._end(observation, event)
 
     def close(self) -> None:
         """Kill the program, if it runs."""
@@ -416,6 +423,7 @@ class Program(Env):
         return await asyncio.wrap_future(self._server.thread.submit(work))
 
     async def _begin(self, task: Task, seed: int) -> Observation:
+        # 1. Its run and its address
         self._folder = tempfile.TemporaryDirectory(prefix="reflectkit-program-")
         self._reward_file = Path(self._folder.name) / "reward"
         self._run = _Run(only_decisions=self.settings.only_decisions)
@@ -423,29 +431,31 @@ class Program(Env):
         self._chat, self._decisions, self._first = [], [], 0
         self._server.runs[self._token] = self._run
         url = f"http://{LOOPBACK[0]}:{await self._server.port()}/s/{self._token}"
-        passed = {
-            name: os.environ[name]
-            for name in (*PASSED, *self.settings.pass_env)
-            if name in os.environ
-        }
+        # 2. Its command, with the values of the task
         self._row: Mapping[str, Any] = task.data
         self._ids = CompletionIds()
         values = {"seed": seed, "task": task.data.get("prompt", task.id)} | task.data
 
-        def filled(found: re.Match[str]) -> str:
-            if found[1]:  # {{name}}, for braces that mean themselves
-                return found[0][1:-1]
-            if found[2] not in values:
-                known = ", ".join(f"{{{name}}}" for name in values)
+        def value_of(match: re.Match[str]) -> str:
+            # {{name}}, for braces that mean themselves
+            if match[1]:
+                return match[0][1:-1]
+            if match[2] not in values:
+                names = ", ".join(f"{{{name}}}" for name in values)
                 raise ConfigError(
-                    f"--env program: {found[0]} has no value; there are {known}. {{{found[0]}}} is"
+                    f"--env program: {match[0]} has no value; there are {names}. {{{match[0]}}} is"
                     " text"
                 )
-            value = values[found[2]]
+            value = values[match[2]]
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
-        command = [re.sub(r"\{\{(\w+)\}\}|\{(\w+)\}", filled, part) for part in self.command]
-        environment = passed | {
+        command = [re.sub(r"\{\{(\w+)\}\}|\{(\w+)\}", value_of, part) for part in self.command]
+        # 3. Its environment: some of ours, and where to ask
+        environment = {}
+        for name in (*PASSED, *self.settings.pass_env):
+            if name in os.environ:
+                environment[name] = os.environ[name]
+        environment |= {
             **dict.fromkeys(OPENAI_ADDRESSES, f"{url}/v1"),
             **dict.fromkeys(OTHER_ADDRESSES, f"{url}/not-served"),
             "OPENAI_API_KEY": "reflectkit",
@@ -453,6 +463,7 @@ class Program(Env):
             "REFLECTKIT_REWARD_FILE": str(self._reward_file),
             "REFLECTKIT_SEED": str(values["seed"] if isinstance(values["seed"], int) else seed),
         }
+        # 4. Start it, and wait for its first request
         hide_environment()
         await self._run.start(command, environment, self.settings.program_memory_mb << 20)
         event = await self._next()
@@ -464,27 +475,32 @@ class Program(Env):
 
     async def _act(self, answer: int | EndpointAnswer) -> _Pending | _Exit:
         """What the program does after `answer`."""
-        if not self._pending.answer.done():  # the program may have closed the connection meanwhile
+        # The program may have closed the connection meanwhile
+        if not self._pending.answer.done():
             self._pending.answer.set_result(answer)
         return await self._next()
 
-    async def _end(self, seen: Observation, event: _Exit) -> StepResult:
+    async def _end(self, observation: Observation, event: _Exit) -> StepResult:
         """The result of the last action. Reward functions are called in the caller's thread."""
+        # 1. The reward
         if self.settings.reward:
             messages = chat_messages([*self._chat, *self._decisions])
-            first = self._first or 1  # without a chat, the first question is the prompt
+            # Without a chat, the first question is the prompt
+            first = self._first or 1
             row = {**self._row, "prompt": messages[:first]}
             reward, info = await score(self.settings.reward, row, messages[first:], self._ids.ids)
         else:
             reward = self._reward(event)
             info = {"success": reward >= 1}
-        figures = {
-            "unmatched": float(self._run.unmatched),
-            "overridden": float(self._run.overridden),
-        }
-        shown = info.get("figures", {}) | {name: value for name, value in figures.items() if value}
-        info |= {"figures": shown, "output": (event.errors + event.output)[-KEPT_IN_INFO:]}
-        return StepResult(seen, reward, True, info=info)
+        # 2. What the program did that the policy may not see
+        figures = info.get("figures", {})
+        if self._run.unmatched:
+            figures["unmatched"] = float(self._run.unmatched)
+        if self._run.overrides:
+            figures["overridden"] = float(self._run.overrides)
+        output = (event.errors + event.output)[-OUTPUT_CHARACTERS:]
+        info |= {"figures": figures, "output": output}
+        return StepResult(observation, reward, True, info=info)
 
     async def _next(self) -> _Pending | _Exit:
         """The next request, or the end. Raises EnvironmentFailure if the program failed; see
@@ -492,7 +508,8 @@ class Program(Env):
         """
         event: _Pending | _Exit = await self._run.next(self.settings.program_timeout_s)
         if isinstance(event, _Exit) and event.code:
-            if event.code == -signal.SIGUSR1 and self._pending is None:  # of the supervisor
+            # The supervisor's signal
+            if event.code == -signal.SIGUSR1 and self._pending is None:
                 raise ConfigError(
                     f"--env program: cannot start {event.output.strip()}; check the command"
                 )
@@ -502,28 +519,28 @@ class Program(Env):
 
     def _observe(self, pending: _Pending) -> Observation:
         self._pending = pending
-        if (request := pending.request) is not None:
+        request = pending.request
+        if request is not None:
             self._first = self._first or len(request.observation.messages)
             self._run.unmatched += request.unmatched
-            self._run.overridden += (
-                request.temperature is not None or request.max_tokens is not None
-            )
+            has_limits = request.temperature is not None or request.max_tokens is not None
+            self._run.overrides += has_limits
         return pending.observation
 
     def _reward(self, event: _Exit) -> float:
         """The reward of the program that ended. Raises EnvironmentFailure."""
-        if self._run.posted is not None:
-            return float(self._run.posted)
-        written = (
-            self._reward_file.read_text(encoding="utf-8", errors="replace").strip()
-            if self._reward_file.is_file()
-            else ""
-        )
-        last = written or next(
-            (line for line in reversed(event.output.splitlines()) if line.strip()), ""
-        )
+        if self._run.reward_value is not None:
+            return float(self._run.reward_value)
+        # The file, or else the last line that it printed
+        last = ""
+        if self._reward_file.is_file():
+            last = self._reward_file.read_text(encoding="utf-8", errors="replace").strip()
+        if not last:
+            lines = [line for line in event.output.splitlines() if line.strip()]
+            last = lines[-1] if lines else ""
         with contextlib.suppress(ValueError):
-            if math.isfinite(reward := float(last)):
+            reward = float(last)
+            if math.isfinite(reward):
                 return reward
         raise EnvironmentFailure(
             f"the program gave no reward; print it as the last line{_last_line(last)}"
@@ -531,6 +548,7 @@ class Program(Env):
 
 
 def _last_line(output: str) -> str:
+    """The end of an error message: the last line of `output`, if there is one."""
     lines = [line for line in output.splitlines() if line.strip()]
     return f"; its output ends: {lines[-1].strip():.200}" if lines else ""
 

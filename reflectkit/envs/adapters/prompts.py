@@ -13,7 +13,13 @@ from pydantic import field_validator
 
 from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, Taskset, check_task
-from reflectkit.envs.adapters.rewards import OURS, CompletionIds, reward_function, score, target_of
+from reflectkit.envs.adapters.rewards import (
+    RESERVED,
+    CompletionIds,
+    reward_function,
+    score,
+    target_of,
+)
 from reflectkit.envs.adapters.rows import FILES, read_rows
 from reflectkit.errors import ConfigError, DataError, IllegalActionError, code_place
 from reflectkit.jsonl import dumps
@@ -73,22 +79,19 @@ class DatasetTasks(Taskset):
                 f"env '{self.env.name}' needs --dataset, a file ({', '.join(FILES)}) or a name on"
                 " the hub"
             )
-        rows, first = self._rows(self.settings.dataset), dict[str, str]()
-        return [
-            Task(
-                str(number),
-                self.env.name,
-                level,
-                first.setdefault(json.dumps(row.get("prompt")), str(number)),
-                row,
-            )
-            for number, row in enumerate(rows)
-        ]
+        # The first row with a prompt names the group of all rows with it
+        first: dict[str, str] = {}
+        tasks = []
+        for number, row in enumerate(self._rows(self.settings.dataset)):
+            group = first.setdefault(json.dumps(row.get("prompt")), str(number))
+            tasks.append(Task(str(number), self.env.name, level, group, row))
+        return tasks
 
     def _rows(self, dataset: str) -> list[dict[str, Any]]:
         """The rows of `dataset`. Raises DataError for one without a prompt, or without a column
         that code asks for.
         """
+        # 1. Each row needs a prompt
         data = read_rows(dataset, self.settings.dataset_split)
         if "prompt" in data.left_out:
             raise DataError(dataset, f"{data.left_out['prompt']}; {NO_MESSAGES}")
@@ -97,16 +100,20 @@ class DatasetTasks(Taskset):
             raise DataError(
                 dataset, f"there is no column 'prompt': the columns are {columns}; rename one"
             )
-        if taken := OURS.intersection(data.rows[0]):
+        clashes = RESERVED.intersection(data.rows[0])
+        if clashes:
+            name = min(clashes)
             raise DataError(
-                dataset, f"the column '{min(taken)}' is an argument of reward functions; rename it"
+                dataset, f"the column '{name}' is an argument of reward functions; rename it"
             )
         for number, row in enumerate(data.rows, start=1):
             prompt_messages(row["prompt"], f"{dataset}, row {number}")
-        users = [reward_function(spec)[1] for spec in self.settings.reward]
-        if plain := getattr(self.env, "plain_type", None):
-            users.append(plain.reset)
-        for function in users if data.left_out else ():
+        # 2. No code may ask for a column that has no form in JSON
+        functions = [reward_function(spec)[1] for spec in self.settings.reward]
+        plain = getattr(self.env, "plain_type", None)
+        if plain:
+            functions.append(plain.reset)
+        for function in functions if data.left_out else ():
             for name in data.left_out.keys() & inspect.signature(function).parameters.keys():
                 holds = f"{data.left_out[name]}, and {code_place(function)} asks for it"
                 raise DataError(dataset, f"{holds}; store text, numbers, lists or objects there")
@@ -120,12 +127,12 @@ class DatasetTasks(Taskset):
     ) -> list[Path]:
         """The data set's file, and the code of the rewards."""
         data = [Path(settings.dataset)] if settings.dataset.endswith(FILES) else []
+        # The module that a spec names, and the one that defines the function
+        modules = []
         rewards = getattr(settings, "reward", ())
-        named = [module_of(target_of(spec)[0]) for spec in rewards]
-        return [
-            *data,
-            *code_files([*named, *(reward_function(spec)[1].__module__ for spec in rewards)]),
-        ]
+        modules += [module_of(target_of(spec)[0]) for spec in rewards]
+        modules += [reward_function(spec)[1].__module__ for spec in rewards]
+        return [*data, *code_files(modules)]
 
 
 def prompt_messages(prompt: Any, where: str) -> tuple[Message, ...]:
@@ -134,10 +141,9 @@ def prompt_messages(prompt: Any, where: str) -> tuple[Message, ...]:
         return (Message("user", prompt),)
     if not isinstance(prompt, list) or not prompt:
         raise DataError(where, f"{prompt!r:.60} is no prompt; {NO_MESSAGES}", field="prompt")
-    calls = any(isinstance(message, Mapping) and message.get("tool_calls") for message in prompt)
-    messages = (
-        _with_calls(prompt, where) if calls else [_message(message, where) for message in prompt]
-    )
+    calls = [message.get("tool_calls") for message in prompt if isinstance(message, Mapping)]
+    messages = [] if any(calls) else [_message(message, where) for message in prompt]
+    messages = messages or _with_calls(prompt, where)
     if messages[-1].role == "assistant":
         raise DataError(
             where,
@@ -150,10 +156,11 @@ def prompt_messages(prompt: Any, where: str) -> tuple[Message, ...]:
 def _message(message: Any, where: str) -> Message:
     """A message without calls. Raises DataError."""
     content = message.get("content") if isinstance(message, Mapping) else None
-    if isinstance(content, list) and all(
-        isinstance(part, Mapping) and part.get("type") == "text" for part in content
-    ):
-        content = "".join(str(part.get("text", "")) for part in content)
+    # Parts, of which each must be a text
+    if isinstance(content, list):
+        parts = [part for part in content if isinstance(part, Mapping)]
+        if len(parts) == len(content) and all(part.get("type") == "text" for part in parts):
+            content = "".join(str(part.get("text", "")) for part in parts)
     if not isinstance(content, str) or message.get("role") not in ROLES:
         raise DataError(where, f"{message!r:.60} is no message; {NO_MESSAGES}", field="prompt")
     name = one_line(str(message.get("name") or "")) if message["role"] == "tool" else ""
@@ -162,7 +169,7 @@ def _message(message: Any, where: str) -> Message:
 
 def _with_calls(prompt: Any, where: str) -> list[Message]:
     """Messages with calls in OpenAI's form. Raises DataError."""
-    # Costs a server's imports
+    # Here, as it costs a server's imports
     from reflectkit.envs.adapters.endpoint import Conversations, RequestError
 
     try:
@@ -188,8 +195,10 @@ class Prompts(Env):
             raise ConfigError("env 'prompts' needs --reward FILE.py:FUNCTION, in TRL's form")
         self._row: Mapping[str, Any] = task.data
         self._ids = CompletionIds()
-        self._seen = Observation(prompt_messages(task.data.get("prompt"), task.id), replies=True)
-        return self._seen
+        self._observation = Observation(
+            prompt_messages(task.data.get("prompt"), task.id), replies=True
+        )
+        return self._observation
 
     def decided(self, decision: Decision) -> None:
         """Keep the tokens of the answer, for reward functions."""
@@ -207,4 +216,4 @@ class Prompts(Env):
         if not isinstance(row["prompt"], str):
             completion = [{"role": "assistant", "content": text}]
         reward, info = await score(self.settings.reward, row, completion, self._ids.ids)
-        return StepResult(self._seen, reward, True, info=info)
+        return StepResult(self._observation, reward, True, info=info)

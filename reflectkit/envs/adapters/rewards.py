@@ -21,7 +21,7 @@ from reflectkit.types import Decision, Message
 OPTIONAL = ("completion_ids", "log_extra", "log_metric")
 """Arguments that a function gets if it names them, or takes any."""
 TRAINER_STATE = "trainer_state"
-OURS = frozenset({"prompts", "completions", "environments", *OPTIONAL, TRAINER_STATE})
+RESERVED = frozenset({"prompts", "completions", "environments", *OPTIONAL, TRAINER_STATE})
 """Arguments of reward functions, besides the columns."""
 
 
@@ -48,21 +48,20 @@ def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """`messages` in TRL's form: an assistant's calls are `tool_calls`, and a tool's result has its
     name.
     """
-    written = []
+    rows = []
     for message in messages:
-        line: dict[str, Any] = {"role": message.role, "content": message.content}
+        row: dict[str, Any] = {"role": message.role, "content": message.content}
         if message.calls:
-            line["content"] = words_before_any_call(
-                message.content, [call.name for call in message.calls]
-            )
-            line["tool_calls"] = [
-                {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in message.calls
-            ]
+            names = [call.name for call in message.calls]
+            row["content"] = words_before_any_call(message.content, names)
+            row["tool_calls"] = []
+            for call in message.calls:
+                function = {"name": call.name, "arguments": call.arguments}
+                row["tool_calls"].append({"type": "function", "function": function})
         if message.role == "tool":
-            line = {"role": "tool", "name": message.name or "unknown", "content": message.content}
-        written.append(line)
-    return written
+            row = {"role": "tool", "name": message.name or "unknown", "content": message.content}
+        rows.append(row)
+    return rows
 
 
 def target_of(spec: str) -> tuple[str, str]:
@@ -98,18 +97,16 @@ def reward_function(spec: str) -> tuple[str, Any, float]:
 
 def waits(specs: Sequence[str]) -> bool:
     """Whether one of the reward functions `specs` is a coroutine."""
-    functions = [function for _, function, _ in map(reward_function, specs)]
-    return any(
-        map(
-            inspect.iscoroutinefunction,
-            [*functions, *(function.__call__ for function in functions)],
-        )
-    )
+    for _, function, _ in map(reward_function, specs):
+        # An object may be called, too
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__):
+            return True
+    return False
 
 
 def is_reward(value: object) -> bool:
     """Whether `value` is a finite number, of Python or a library."""
-    # Of an array, or a number beyond a float's range
+    # The errors are those of an array, and of a number beyond a float's range
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         return hasattr(value, "__float__") and math.isfinite(float(value))
     return False
@@ -138,13 +135,14 @@ async def score(
     completion: Any,
     ids: Sequence[int],
     *,
-    own: Sequence[float | None] = (),
+    env_rewards: Sequence[float | None] = (),
     **more: Any,
 ) -> tuple[float, dict[str, Any]]:
     """(sum of the rewards, info) of an answer to `row`.
 
-    ids: its tokens, in place of which the bytes of its words are passed if there are none. own:
-    rewards of an env itself, which come first. more: further arguments of reward functions.
+    ids: its tokens, in place of which the bytes of its words are passed if there are none.
+    env_rewards: those of an env itself, which come first. more: further arguments of reward
+    functions.
 
     A reward that is None does not apply. The answer is right if the first reward is at least 1.
     Raises EnvironmentFailure if none applies, and the episode does not count, as in TRL.
@@ -156,16 +154,17 @@ async def score(
     optional = (list(ids) or _bytes(completion)), log.extra, log.metric
 
     # 2. Their rewards
-    total = sum(value for value in own if value is not None)
-    values, figures = [*own], dict[str, float]()
+    total = sum(value for value in env_rewards if value is not None)
+    values, figures = [*env_rewards], dict[str, float]()
     for name, function, weight in map(reward_function, specs):
         returned = outside_loop(function, **_accepted(name, function, arguments, optional))
-        returned = await returned if inspect.isawaitable(returned) else returned
+        if inspect.isawaitable(returned):
+            returned = await returned
         # An array, or a tensor
-        returned = returned.tolist() if hasattr(returned, "tolist") else returned
-        value = (
-            returned[0] if isinstance(returned, list | tuple) and len(returned) == 1 else returned
-        )
+        if hasattr(returned, "tolist"):
+            returned = returned.tolist()
+        is_list = isinstance(returned, list | tuple) and len(returned) == 1
+        value = returned[0] if is_list else returned
         if value is not None and not is_reward(value):
             raise ConfigError(
                 f"{code_place(function)}: reward function {name} returned {brief(returned)} for one"
@@ -180,10 +179,12 @@ async def score(
     if not any(value is not None for value in values):
         raise EnvironmentFailure(f"{UNSCORED}: all are None for {row['prompt']!r:.80}")
     info: dict[str, Any] = {"success": values[0] is not None and values[0] >= 1}
-    figures |= {name: fmean(logged) for name, logged in log.metrics.items()}
-    return total, info | ({"figures": figures} if figures else {}) | (
-        {"extra": log.columns} if log.columns else {}
-    )
+    figures |= {name: fmean(numbers) for name, numbers in log.metrics.items()}
+    if figures:
+        info["figures"] = figures
+    if log.columns:
+        info["extra"] = log.columns
+    return total, info
 
 
 class _Log:
@@ -217,11 +218,10 @@ class _Log:
 
 
 def _bytes(completion: Any) -> list[int]:
-    text = (
-        completion
-        if isinstance(completion, str)
-        else "".join(message["content"] for message in completion)
-    )
+    """The bytes of the words of an answer."""
+    text = completion
+    if not isinstance(completion, str):
+        text = "".join(message["content"] for message in completion)
     return list(text.encode(errors="replace"))
 
 
@@ -238,19 +238,17 @@ def _accepted(
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     ids, extra, metric = optional
     values = dict(zip(OPTIONAL, ([ids], extra, metric), strict=True))
-    accepted = {
-        **arguments,
-        **{key: value for key, value in values.items() if takes_any or key in parameters},
-    }
+    accepted = dict(arguments)
+    for key, value in values.items():
+        if takes_any or key in parameters:
+            accepted[key] = value
+    # It must fit before it is called, so that an error within it is told apart
     try:
         inspect.signature(function).bind(**accepted)
     except TypeError as error:
-        missing = "missing" in str(error)
-        fix = (
-            "name a column so, or give it a default"
-            if missing
-            else "end its arguments with **kwargs"
-        )
+        fix = "end its arguments with **kwargs"
+        if "missing" in str(error):
+            fix = "name a column so, or give it a default"
         raise ConfigError(
             f"{code_place(function)}: reward function {name}: {error}; it is called with"
             f" {', '.join(accepted)}: {fix}"

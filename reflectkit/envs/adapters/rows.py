@@ -43,12 +43,14 @@ def read_rows(dataset: str, split: str) -> DataRows:
     """The rows of a file, or of a split on the hub. Raises DataError, and ConfigError where there
     is no data set.
     """
+    # 1. All columns, in the order in which they come up
     raw = _read_file(Path(dataset)) if dataset.endswith(FILES) else _read_hub(dataset, split)
     columns: dict[str, None] = {}
     for number, row in enumerate(raw, start=1):
         if not isinstance(row, Mapping):
             raise DataError(dataset, f"row {number} is no JSON object")
         columns |= dict.fromkeys(row)
+    # 2. Their values as JSON
     rows: list[dict[str, Any]] = []
     left_out: dict[str, str] = {}
     for number, row in enumerate(raw, start=1):
@@ -56,13 +58,12 @@ def read_rows(dataset: str, split: str) -> DataRows:
         for name, value in row.items():
             try:
                 rows[-1][name] = json_value(value)
-            except (TypeError, RecursionError) as error:
-                what = (
-                    "a value that is nested too deep"
-                    if isinstance(error, RecursionError)
-                    else error
-                )
-                left_out.setdefault(name, f"row {number}, column '{name}': {what}")
+            except TypeError as error:
+                left_out.setdefault(name, f"row {number}, column '{name}': {error}")
+            except RecursionError:
+                reason = "a value that is nested too deep"
+                left_out.setdefault(name, f"row {number}, column '{name}': {reason}")
+    # 3. Without the columns that have no such form
     for name in left_out:
         for row in rows:
             del row[name]
@@ -112,9 +113,8 @@ def _read_file(path: Path) -> list[Any]:
     try:
         table: list[Any] = parquet.read_table(path).to_pylist()
     except (ArrowException, OSError) as error:
-        raise DataError(
-            path, f"cannot be read as parquet ({' '.join(str(error).split()):.200})"
-        ) from None
+        reason = " ".join(str(error).split())
+        raise DataError(path, f"cannot be read as parquet ({reason:.200})") from None
     return table
 
 
@@ -122,10 +122,11 @@ def _read_csv(path: Path) -> Iterator[dict[str, str]]:
     text = text_of(path)
     header = next(io.StringIO(text, newline=None), "").rstrip("\n")
     # 1. The delimiter is the one with which the header names a prompt.
-    named = (
-        mark for mark in DELIMITERS if "prompt" in next(csv.reader([header], delimiter=mark), [])
-    )
-    delimiter = next(named, DELIMITERS[0])
+    delimiter = DELIMITERS[0]
+    for mark in DELIMITERS:
+        if "prompt" in next(csv.reader([header], delimiter=mark), []):
+            delimiter = mark
+            break
     csv.field_size_limit(sys.maxsize)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     # 2. Each row has as many texts as the header.

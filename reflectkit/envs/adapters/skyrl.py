@@ -63,22 +63,22 @@ class SkyRL(Env):
         """
         check_task(task, self.name, self.levels)
         self.close()
+        # 1. The row without its prompt, and the configuration
         prompt = prompt_messages(task.data.get("prompt"), task.id)
-        row = {"max_turns": self.horizon} | {
-            key: value for key, value in task.data.items() if key != "prompt"
-        }
+        row = {"max_turns": self.horizon} | task.data
+        row.pop("prompt", None)
         try:
             settings = json.loads(self.settings.skyrl_config)
         except ValueError as error:
             raise ConfigError(
                 f"--skyrl-config {self.settings.skyrl_config:.60} is no JSON object: {error}"
             ) from None
+        # 2. The environment
         make = maker(self.id)
+        messages = [{"role": message.role, "content": message.content} for message in prompt]
         try:
             self._inner = make(settings, row)
-            first, _ = self._inner.init(
-                [{"role": message.role, "content": message.content} for message in prompt]
-            )
+            first, _ = self._inner.init(messages)
         # Each environment checks its row and its configuration in its own way
         except Exception as error:
             raise DataError(
@@ -88,7 +88,7 @@ class SkyRL(Env):
         return Observation(self._messages, replies=True)
 
     def step(self, action: Action) -> StepResult:
-        """One answer of the model. Raises EnvironmentFailure for whatever the environment raises."""
+        """One answer of the model. Raises EnvironmentFailure for any error of the environment."""
         text = action.text if isinstance(action, ToolUse) else str(action)
         try:
             output = self._inner.step(text)
@@ -98,23 +98,23 @@ class SkyRL(Env):
             raise EnvironmentFailure(
                 f"skyrl:{self.id} failed: {type(error).__name__}: {error}"
             ) from None
-        shown = [Message(each["role"], each["content"]) for each in output["observations"]]
-        self._messages = (*self._messages, Message("assistant", text), *shown)
+        answers = [Message(each["role"], each["content"]) for each in output["observations"]]
+        self._messages = (*self._messages, Message("assistant", text), *answers)
         info: dict[str, Any] = {}
         if over:
             self.close()
-            numbers = {
-                name: float(value)
-                for name, value in metrics.items()
-                if isinstance(value, int | float)
-            }
-            info = {"figures": {f"skyrl_{name}": value for name, value in numbers.items()}}
+            figures = {}
+            for name, value in metrics.items():
+                if isinstance(value, int | float):
+                    figures[f"skyrl_{name}"] = float(value)
+            info = {"figures": figures}
         info["success"] = guessed_success(self._gained, reward, over)
         self._gained = self._gained or reward > 0
         return StepResult(Observation(self._messages, replies=True), reward, over, info=info)
 
     def close(self) -> None:
         """Close the environment of the episode."""
+        # Once only
         inner, self._inner = self._inner, None
         if inner is not None:
             inner.close()
@@ -126,7 +126,7 @@ def maker(name: str) -> Any:
 
     Raises ConfigError without the package, or for an unknown name.
     """
-    module, _, own = name.rpartition(":")
+    module, _, env_id = name.rpartition(":")
     try:
         import skyrl_gym
         from omegaconf import OmegaConf
@@ -138,12 +138,12 @@ def maker(name: str) -> Any:
         raise ConfigError(
             f"--env skyrl:{name} needs {error.name}; run pip install skyrl-gym"
         ) from None
-    if own not in registry:
+    if env_id not in registry:
         raise ConfigError(
-            f"skyrl-gym has no environment {own!r}; it has {', '.join(sorted(registry))}"
+            f"skyrl-gym has no environment {env_id!r}; it has {', '.join(sorted(registry))}"
         )
     return lambda settings, row: skyrl_gym.make(
-        own,
+        env_id,
         env_config=OmegaConf.create(settings),
         extras=row,
     )

@@ -26,8 +26,10 @@ def enter_group() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 
 
-if sys.platform == "linux":  # its orphans become children of this process
+# 1. On Linux, the program's orphans become children of this process
+if sys.platform == "linux":
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+# 2. Start the program
 try:
     program = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=enter_group)
 except OSError as error:
@@ -50,10 +52,11 @@ def wait_for_the_end_of_input() -> None:
     end_group()
 
 
+# 3. Wait for its end, or for that of the input
 threading.Thread(target=wait_for_the_end_of_input, daemon=True).start()
 code = program.wait()
 end_group()
-# Linux only
+# 4. Kill what has left the group; only Linux has this file
 with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
     while children := file.read().split():
         for child in map(int, children):

@@ -42,34 +42,32 @@ class Verifiers(Env):
     @classmethod
     def tasks(cls, level: str) -> list[Task]:
         """The taskset's tasks, by their place in it. Raises ConfigError."""
-        known = enumerate(taskset_of(cls.id)[1])
-        return [
-            Task(f"task-{place}", cls.name, level, task.key, {"index": place})
-            for place, task in known
-        ]
+        tasks = []
+        for place, task in enumerate(taskset_of(cls.id)[1]):
+            tasks.append(Task(f"task-{place}", cls.name, level, task.key, {"index": place}))
+        return tasks
 
     @classmethod
     @override
     def own_files(cls, settings: Any) -> list[Path]:
         """The modules of the taskset and its tasks."""
         taskset, tasks = taskset_of(cls.id)
-        return code_files(
-            [type(taskset).__module__, *dict.fromkeys(type(task).__module__ for task in tasks)]
-        )
+        modules = dict.fromkeys(type(task).__module__ for task in tasks)
+        return code_files([type(taskset).__module__, *modules])
 
     def reset(self, task: Task, seed: int) -> Awaitable[Observation]:
         """Begin a task. Raises ConfigError for one that cannot be played here, DataError for one
         that is not there.
         """
         check_task(task, self.name, self.levels)
-        known, place = taskset_of(self.id)[1], task.data.get("index")
-        if not isinstance(place, int) or not 0 <= place < len(known):
+        tasks, place = taskset_of(self.id)[1], task.data.get("index")
+        if not isinstance(place, int) or not 0 <= place < len(tasks):
             raise DataError(
                 task.id,
-                f"{self.id} has {len(known)} tasks, and no task {place!r}",
+                f"{self.id} has {len(tasks)} tasks, and no task {place!r}",
                 field="data.index",
             )
-        self._steps, self._task = 0, known[place]
+        self._steps, self._task = 0, tasks[place]
         return self._begin()
 
     def step(self, action: Action) -> Awaitable[StepResult]:
@@ -79,6 +77,7 @@ class Verifiers(Env):
     async def _begin(self) -> Observation:
         import verifiers.v1 as vf
 
+        # 1. An empty trace
         data = self._task.data
         self._trace: Any = vf.Trace(
             task=vf.TraceTask(type=type(self._task).__name__, data=data, key=self._task.key),
@@ -87,44 +86,45 @@ class Verifiers(Env):
         )
         self._messages: list[Message] = []
         self._servers: dict[str, tuple[Any, str]] = {}
+        # 2. The tools, by their names
         tools: list[ToolSpec] = []
         taskset, _ = taskset_of(self.id)
         for toolset in [*taskset.toolsets(taskset.config), *self._task.toolsets(self._task.config)]:
-            server = await self._served(toolset)
+            server = await self._serve(toolset)
             prefix = f"{toolset.server_name}_" if toolset.server_name else ""
             for tool in await server.list_tools():
                 name = prefix + tool.name
                 if name in self._servers:
                     raise ConfigError(f"{self.id}: two of its tools are called {name}")
                 self._servers[name] = (server, tool.name)
-                tools.append(
-                    ToolSpec(name, tool.description or "", {"properties": {}} | tool.input_schema)
-                )
+                schema = {"properties": {}} | tool.input_schema
+                tools.append(ToolSpec(name, tool.description or "", schema))
         self._tools = tuple(tools)
-        prompt = (
-            [vf.UserMessage(content=data.prompt)]
-            if isinstance(data.prompt, str)
-            else list(data.prompt or [])
-        )
-        for message in [vf.SystemMessage(content=data.system_prompt)] * bool(
-            data.system_prompt
-        ) + prompt:
-            self._add(message)
+        # 3. The prompt
+        if data.system_prompt:
+            self._add(vf.SystemMessage(content=data.system_prompt))
+        if isinstance(data.prompt, str):
+            self._add(vf.UserMessage(content=data.prompt))
+        else:
+            for message in data.prompt or []:
+                self._add(message)
         return self._observe()
 
     async def _act(self, use: ToolUse) -> StepResult:
         from verifiers.v1 import types
 
+        # 1. The agent's message
         self._steps += 1
-        named = [(f"call-{self._steps}-{number}", call) for number, call in enumerate(use.calls)]
-        calls = [
-            types.ToolCall(id=key, name=call.name, arguments=json.dumps(call.arguments))
-            for key, call in named
-        ]
+        call_ids = [f"call-{self._steps}-{number}" for number in range(len(use.calls))]
+        calls = []
+        for call_id, call in zip(call_ids, use.calls, strict=True):
+            arguments = json.dumps(call.arguments)
+            calls.append(types.ToolCall(id=call_id, name=call.name, arguments=arguments))
         self._add(types.AssistantMessage(content=spoken(use.text), tool_calls=calls or None), use)
         for line in use.errors:
             self._messages.append(Message("tool", line))
-        for key, call in named:
+        # 2. The results of its calls
+        for call_id, call in zip(call_ids, use.calls, strict=True):
             server, name = self._servers[call.name]
             try:
                 result = await server.call_tool(name, call.arguments)
@@ -133,9 +133,10 @@ class Verifiers(Env):
             except Exception as error:  # as a server tells a model that a tool failed
                 text = f"error: {error}"
             self._add(
-                types.ToolMessage(tool_call_id=key, content=cut(text, LONGEST_RESULT)),
+                types.ToolMessage(tool_call_id=call_id, content=cut(text, LONGEST_RESULT)),
                 name=call.name,
             )
+        # 3. The score, at the end
         over = not use.calls and not use.errors
         info: dict[str, Any] = {"refused": len(use.errors)} if use.errors else {}
         reward = 0.0
@@ -147,19 +148,17 @@ class Verifiers(Env):
                     f"{self.id} could not score: {type(error).__name__}: {error}"
                 ) from None
             reward = float(self._trace.reward)
-            scores = {
-                name: value.value
-                for name, value in self._trace.rewards.items()
-                if value is not None
-            }
-            named_scores = scores | {
-                name: value for name, value in self._trace.metrics.items() if value is not None
-            }
-            figures = {f"verifiers_{name}": float(value) for name, value in named_scores.items()}
+            figures = {}
+            for name, value in self._trace.rewards.items():
+                if value is not None:
+                    figures[f"verifiers_{name}"] = float(value.value)
+            for name, value in self._trace.metrics.items():
+                if value is not None:
+                    figures[f"verifiers_{name}"] = float(value)
             info |= {"success": guessed_success(False, reward, over=True), "figures": figures}
         return StepResult(self._observe(), reward, over, info=info)
 
-    async def _served(self, toolset: Any) -> Any:
+    async def _serve(self, toolset: Any) -> Any:
         """The toolset's tools behind MCP's own server, in this process, with the trace's state."""
         from mcp.server.mcpserver import MCPServer
 
@@ -213,7 +212,7 @@ def taskset_of(name: str) -> tuple[Any, list[Any]]:
             f"--env verifiers:{name} needs {error.name}; run pip install verifiers"
         ) from None
     try:
-        own = loaders.environment_class(identifier)
+        environment = loaders.environment_class(identifier)
         config = loaders.taskset_config_type(identifier)(id=identifier, **dict(parse_qsl(query)))
         taskset = loaders.load_taskset(config)
         tasks = list(taskset if taskset.bounded else itertools.islice(taskset, MOST_TASKS))
@@ -221,24 +220,19 @@ def taskset_of(name: str) -> tuple[Any, list[Any]]:
         raise ConfigError(f"--env verifiers:{name}: {' '.join(str(error).split())[:300]}") from None
     if not tasks:
         raise ConfigError(f"--env verifiers:{name}: the taskset is empty")
+    # What only verifiers' own harness can run
     task = tasks[0]
-    needs = [
-        hook.__name__
-        for part in ("reward", "metric")
-        for hook in task.hooks(part)
-        if needs_runtime(hook)
-    ]
-    needs += [
-        part
-        for part in ("setup", "finalize")
-        if getattr(type(task), part) is not getattr(vf.Task, part)
-    ]
-    if own is not vf.SingleAgentEnv or task.NEEDS_CONTAINER or needs:
-        what = (
-            f"{own.__name__}.run"
-            if own is not vf.SingleAgentEnv
-            else ", ".join(needs) or "its container"
-        )
+    needs = []
+    for part in ("reward", "metric"):
+        needs += [hook.__name__ for hook in task.hooks(part) if needs_runtime(hook)]
+    for part in ("setup", "finalize"):
+        if getattr(type(task), part) is not getattr(vf.Task, part):
+            needs.append(part)
+    has_loop = environment is not vf.SingleAgentEnv
+    if has_loop or task.NEEDS_CONTAINER or needs:
+        what = ", ".join(needs) or "its container"
+        if has_loop:
+            what = f"{environment.__name__}.run"
         raise ConfigError(
             f"--env verifiers:{name}: {what} needs verifiers' own harness and runtime"
         )
