@@ -72,21 +72,31 @@ class LimitedClient(openai.DefaultAsyncHttpxClient):
     "value", and why it cannot be used as "fault".
     """
 
-    def __init__(self, timeout_s: float, on_error_bill: Callable[[bytes, int, int], None]) -> None:
+    def __init__(
+        self,
+        timeout_s: float,
+        on_error_bill: Callable[[bytes, int, int], None],
+    ) -> None:
         super().__init__(follow_redirects=False)  # a key is for the address that was given
         self.timeout_s, self.on_error_bill = timeout_s, on_error_bill
 
     @override
     async def send(
-        self, request: httpx2.Request, *, stream: bool = False, **options: Any
+        self,
+        request: httpx2.Request,
+        *,
+        stream: bool = False,
+        **options: Any,
     ) -> httpx2.Response:
         """The whole response. Raises TimeoutError and NoAccessError, which openai does not retry."""
+        # 1. Its bytes, in time
         async with asyncio.timeout(self.timeout_s):
             received = await super().send(request, stream=True, **options)
             try:
                 body, fault = await read_body(received, LONGEST_BODY)
             finally:
                 await received.aclose()
+        # 2. Its JSON object
         value: Any = None
         if not fault:
             try:
@@ -97,22 +107,27 @@ class LimitedClient(openai.DefaultAsyncHttpxClient):
             except (ValueError, RecursionError):
                 fault = "the server's answer is not JSON"
         value = value if isinstance(value, dict) else {}
+        # 3. Its status, which may be that of an error in the body
         status = received.status_code
-        if received.is_success and (error := _error_in(value)):
+        error = _error_in(value) if received.is_success else None
+        if error:
             code = error.get("code") if isinstance(error, dict) else None
             status = code if isinstance(code, int) and 400 <= code < 600 else 500
             body = json.dumps({"error": error}).encode()
-        elif received.is_success and (reason := encoding_fault(received.headers)):
-            raise NoAccessError(reason)
+        elif received.is_success:
+            reason = encoding_fault(received.headers)
+            if reason:
+                raise NoAccessError(reason)
+        # 4. Few servers charge for errors
         if not 200 <= status < 300:
-            read, written = billed(value, "prompt_tokens"), billed(value, "completion_tokens")
-            if read or written:  # few servers charge for errors
-                self.on_error_bill(request.content, read or 0, written or 0)
-        headers = {
-            name: text
-            for name, text in received.headers.items()
-            if name in ("retry-after", "retry-after-ms")
-        }
+            prompt_tokens = billed(value, "prompt_tokens") or 0
+            completion_tokens = billed(value, "completion_tokens") or 0
+            if prompt_tokens or completion_tokens:
+                self.on_error_bill(request.content, prompt_tokens, completion_tokens)
+        headers = {}
+        for name in ("retry-after", "retry-after-ms"):
+            if name in received.headers:
+                headers[name] = received.headers[name]
         return httpx2.Response(
             status,
             headers=headers,
@@ -135,30 +150,37 @@ class _Form:
     room: bool = True
 
     def body(
-        self, model: str, messages: Sequence[Message], temperature: float, limit: int, least: int
+        self,
+        model: str,
+        messages: Sequence[Message],
+        temperature: float,
+        limit: int,
+        least: int,
     ) -> dict[str, Any]:
         """The body of a request."""
         if not self.system:
             messages = without_system(messages)
-        return {
-            "model": model,
-            "messages": [
-                {"role": message.role, "content": _encodable(message.content)}
-                for message in messages
-            ],
-            self.limit: limit if self.room else least,
-        } | ({"temperature": temperature} if self.temperature else {})
+        entries = []
+        for message in messages:
+            entries.append({"role": message.role, "content": _encodable(message.content)})
+        body = {"model": model, "messages": entries, self.limit: limit if self.room else least}
+        if self.temperature:
+            body["temperature"] = temperature
+        return body
 
     def change_after(
-        self, error: openai.APIStatusError, sent: Mapping[str, Any], least: int
+        self,
+        error: openai.APIStatusError,
+        body: Mapping[str, Any],
+        least: int,
     ) -> dict[str, Any]:
-        """The fields to change after the server refused `sent`; none if that would not help."""
+        """The fields to change after the server refused `body`; none if that would not help."""
         message, is_invalid = _message(error), error.status_code in (400, 422)
         too_long = TOO_LONG.search(message) is not None
-        has_system = any(each["role"] == "system" for each in sent["messages"])
+        has_system = any(each["role"] == "system" for each in body["messages"])
         if is_invalid and self.temperature and _names(error, "temperature"):
             return {"temperature": False}
-        if is_invalid and too_long and sent[self.limit] > least:
+        if is_invalid and too_long and body[self.limit] > least:
             return {"room": False}
         if is_invalid and not too_long and _names(error, self.limit):
             return {"limit": LIMITS[1 - LIMITS.index(self.limit)]}
@@ -203,19 +225,19 @@ class Caller:
         on_error_bill: Callable[[bytes, int, int], None],
     ) -> None:
         self.endpoint, self.temperature, self.timeout_s = endpoint, temperature, timeout_s
+        # 1. The client of HTTP
         limit_name = LIMITS[0] if endpoint.kind == "local" else LIMITS[1]
         self._form = _Form(not endpoint.thinks, limit_name)
         key, address = key_of(endpoint), endpoint.base_url
         try:
             http_client = LimitedClient(timeout_s, on_error_bill)
         except (ImportError, ValueError, httpx2.InvalidURL, OSError) as error:
-            names = " and ".join(
-                name for name in NETWORK if name in os.environ or name.lower() in os.environ
-            )
+            names = [n for n in NETWORK if n in os.environ or n.lower() in os.environ]
             raise ConfigError(
-                f"the environment's {names} cannot be used to connect ({type(error).__name__});"
+                f"the environment's {' and '.join(names)} cannot be used to connect ({type(error).__name__});"
                 " correct or unset it"
             ) from None
+        # 2. OpenAI's client at the endpoint's address
         options: dict[str, Any] = {
             "api_key": key or "none",
             "max_retries": RETRIES,
@@ -235,7 +257,9 @@ class Caller:
             check_address(source, address, endpoint.key_name, LOCAL)
             version = os.environ.get("OPENAI_API_VERSION", "2024-10-21")
             self._client = openai.AsyncAzureOpenAI(
-                azure_endpoint=address, api_version=version, **options
+                azure_endpoint=address,
+                api_version=version,
+                **options,
             )
         else:
             if endpoint.kind == "local" or (endpoint.decides and address):
@@ -243,13 +267,18 @@ class Caller:
             self._client = openai.AsyncOpenAI(
                 base_url=address or self.addresses[endpoint.kind], **options
             )
-        account = [header_text(name) or None for name in ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID")]
-        self._client.organization, self._client.project = (
-            account if endpoint.kind in AT_OPENAI else (None, None)
-        )
+        # 3. The account, which is of no concern to other servers
+        self._client.organization = self._client.project = None
+        if endpoint.kind in AT_OPENAI:
+            self._client.organization = header_text("OPENAI_ORG_ID") or None
+            self._client.project = header_text("OPENAI_PROJECT_ID") or None
 
     async def call(
-        self, messages: Sequence[Message], limit: int, prompt_tokens: int, least: int | None = None
+        self,
+        messages: Sequence[Message],
+        limit: int,
+        prompt_tokens: int,
+        least: int | None = None,
     ) -> Answer:
         """The server's answer to `messages`, of at most `limit` tokens, or of `least` where the
         server's context holds no more. What the server refuses in a request is left out of this one
@@ -264,20 +293,20 @@ class Caller:
         refused: set[_Form] = set()
         while True:
             form = self._form
-            sent = form.body(self.endpoint.model, messages, self.temperature, limit, least or limit)
-            create = partial(self._client.chat.completions.with_raw_response.create, **sent)
+            body = form.body(self.endpoint.model, messages, self.temperature, limit, least or limit)
+            create = partial(self._client.chat.completions.with_raw_response.create, **body)
             try:
-                return self._answer(
-                    (await self._received(create)).http_response, limit, prompt_tokens
-                )
+                response = await self._send(create)
+                return self._answer(response.http_response, limit, prompt_tokens)
             except openai.APIStatusError as error:
+                # Ask in another form, unless that was refused before
                 refused.add(form)
-                change = form.change_after(error, sent, least or limit)
+                change = form.change_after(error, body, least or limit)
                 if not change or replace(form, **change) in refused:
                     return self._refusal(error)
                 self._form = replace(self._form, **change)
 
-    async def _received(self, send: Callable[[], Awaitable[Any]]) -> Any:
+    async def _send(self, send: Callable[[], Awaitable[Any]]) -> Any:
         """The response to what `send` sends. Raises openai.APIStatusError, NoAnswerError,
         NoAccessError.
         """
@@ -330,6 +359,7 @@ class Caller:
         """The answer in a success; a malformed body becomes an answer whose `refusal` says what is
         wrong.
         """
+        # 1. Its text, or what is wrong with it
         value, fault = response.extensions["value"], response.extensions["fault"]
         text, refusal, finish = "", "", "stop"
         if not fault:
@@ -341,26 +371,27 @@ class Caller:
                 fault = str(error)
         if fault:
             text, refusal, finish = redacted(response.text), fault, MALFORMED
-        read, written = billed(value, "prompt_tokens"), billed(value, "completion_tokens")
-        if written is None:  # a model that thinks may have used it all
-            written = limit if self.endpoint.thinks else min(limit, count_tokens(text))
-        text, refusal = (part.encode("utf-8", "replace").decode() for part in (text, refusal))
-        return Answer(
-            masked(text),
-            finish,
-            redacted(refusal),
-            prompt_tokens if read is None else read,
-            written,
-        )
+        # 2. Its bill, or our count where it has none; a model that thinks may have used it all
+        read = billed(value, "prompt_tokens")
+        if read is None:
+            read = prompt_tokens
+        count = billed(value, "completion_tokens")
+        if count is None:
+            count = limit if self.endpoint.thinks else min(limit, count_tokens(text))
+        # 3. Without halves of surrogate pairs, and without keys
+        text, refusal = _encodable(text), _encodable(refusal)
+        return Answer(masked(text), finish, redacted(refusal), read, count)
 
     def _refusal(self, error: openai.APIStatusError) -> Answer:
         """The answer for an error that openai gave up on. Raises NoAnswerError, NoAccessError."""
         status, message = error.status_code, redacted(_message(error))
+        # 1. What may pass, though all retries failed
         if status in (408, 409, 429) or status >= 500:
             reason = f"{self.endpoint} keeps answering {status}: {message}"
             raise NoAnswerError(reason, f"{reason}; {RESUMES}")
         if status == 400 and "content_filter" in f"{error.code} {_message(error)}":
             return Answer("", "content_filter", "", 0, 0)
+        # 2. What the user must put right, and what is wrong with this request alone
         reasons = {
             401: f"does not accept the key in {self.endpoint.key_name}; set the right one",
             402: f"asks for payment: {message}; add credit, then {RESUMES}",
@@ -372,7 +403,9 @@ class Caller:
         if status < 400:
             message = "it redirects to another address; give that as --base-url"
         raise NoAnswerError(
-            message, f"{self.endpoint} refuses every request: {message}", refused=True
+            message,
+            f"{self.endpoint} refuses every request: {message}",
+            refused=True,
         )
 
 
@@ -401,13 +434,9 @@ def billed(value: Mapping[str, Any], name: str) -> int | None:
     """The number of tokens `name` on the bill; None if there is no possible number."""
     usage = value.get("usage")
     count = usage.get(name) if isinstance(usage, dict) else None
-    if (
-        isinstance(count, bool)
-        or not isinstance(count, int | float)
-        or not 0 <= count <= MOST_TOKENS
-    ):
+    if isinstance(count, bool) or not isinstance(count, int | float):
         return None
-    return round(count)
+    return round(count) if 0 <= count <= MOST_TOKENS else None
 
 
 def _choice(value: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -418,10 +447,10 @@ def _choice(value: Mapping[str, Any]) -> tuple[str, str, str]:
         choice = value["choices"][0]
         content, refusal = choice["message"].get("content"), choice["message"].get("refusal")
         finish = choice.get("finish_reason")
-        if isinstance(content, list):  # parts, of which those with reasoning have other types
-            content = "".join(
-                part["text"] for part in content if part["type"] in ("text", "output_text")
-            )
+        # Parts, of which those with reasoning have other types
+        if isinstance(content, list):
+            parts = [part for part in content if part["type"] in ("text", "output_text")]
+            content = "".join(part["text"] for part in parts)
     except (LookupError, TypeError, AttributeError):
         raise ValueError("the server's answer holds no message") from None
     if not all(isinstance(field, str | None) for field in (content, refusal, finish)):

@@ -11,7 +11,6 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 ASKED_AGAIN = 2  # times, after an unusable answer
 HOPELESS = 3  # unanswered requests in a row, after which the server or the settings are at fault
-# Allowance for reasoning tokens, which are billed and count towards the limit
+# Room for reasoning, whose tokens are billed and count towards the limit
 THINKING_TOKENS = 4000
 SPENT = "the budget is spent"
 MESSAGE_TOKENS = 4  # added to a message by the chat format
@@ -123,7 +122,11 @@ class IncompleteAnswerError(ValueError):
     """An answer that is cut off, empty, refused, filtered or malformed."""
 
 
-def written_limit(endpoint: Endpoint, request: Request, most: int | None = None) -> int:
+def written_limit(
+    endpoint: Endpoint,
+    request: Request,
+    most: int | None = None,
+) -> int:
     """The limit of completion tokens that is sent to the server, reasoning included. most: of any
     answer, as the user says; otherwise models that think, or may, have room for it.
     """
@@ -237,7 +240,7 @@ class ChatClient:
         self.temperature, self.timeout_s = temperature, timeout_s
         self.calls = self.replayed = self.prompt_tokens = self.completion_tokens = 0
         self.cost_usd = 0.0
-        self._counted: set[str] = set()
+        self._paid_keys: set[str] = set()
         self.stopped = False
         self._pay_for(journal.answers.values())
         self._unanswered = 0  # requests in a row
@@ -246,7 +249,11 @@ class ChatClient:
         self.notes: list[str] = []
         """How the server is asked otherwise than others."""
 
-    async def ask(self, request: Request, parse: Callable[[str], Value]) -> Outcome[Value]:
+    async def ask(
+        self,
+        request: Request,
+        parse: Callable[[str], Value],
+    ) -> Outcome[Value]:
         """The outcome of `request`. parse: maps the text of an answer to its value; raises
         ValueError with the reason if the text is unusable.
 
@@ -277,11 +284,12 @@ class ChatClient:
         if not session.calls:
             session.failure = None
 
+        # 1. Requests in their order, a limited number at once
         async def work() -> None:
             for number, request in waiting:
                 try:
                     outcomes[number] = await self._outcome(session, request, partial(parse, number))
-                # Raised below, when the calls in flight are in the journal
+                # It is raised below, when the calls in flight are in the journal
                 except Exception as error:
                     session.failure = session.failure or error
                     failures.append(session.failure)
@@ -290,6 +298,7 @@ class ChatClient:
                     advance()
 
         await asyncio.gather(*(work() for _ in range(min(self.concurrency, len(requests)))))
+        # 2. Errors
         if failures:
             await session.finish()
             raise failures[0]
@@ -306,11 +315,15 @@ class ChatClient:
         """
         await self._session_here().finish()
 
-    def replay(self, request: Request, parse: Callable[[str], Value]) -> Outcome[Value] | None:
+    def replay(
+        self,
+        request: Request,
+        parse: Callable[[str], Value],
+    ) -> Outcome[Value] | None:
         """The outcome of `request` from the journal alone; None if the server would have to be
         asked.
         """
-        answers, reason = self._kept(request), ""
+        answers, reason = self._journal_answers(request), ""
         for answer in answers:
             try:
                 return Outcome(_value(answer, request, parse))
@@ -332,7 +345,7 @@ class ChatClient:
 
     def key(self, request: Request, attempt: int) -> str:
         """The key of the answer in the journal."""
-        identity = {
+        identity: dict[str, Any] = {
             "kind": self.endpoint.kind,
             "base_url": self.endpoint.base_url,
             "model": self.endpoint.model,
@@ -340,27 +353,28 @@ class ChatClient:
             "max_tokens": self.max_answer_tokens or request.max_tokens,
             "temperature": self.temperature,
             "attempt": attempt,
-        } | (
-            {"draw": request.draw}
-            if request.draw and (self.temperature or self.endpoint.thinks)
-            else {}
-        )
+        }
+        # Without a temperature, all draws get the same answer
+        if request.draw and (self.temperature or self.endpoint.thinks):
+            identity["draw"] = request.draw
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def calls_left(self, request: Request) -> int:
         """How many calls `request` may still take; 0 if the journal has a usable answer."""
-        answers = self._kept(request)
-        return (
-            0 if answers and not _fault(answers[-1], request) else 1 + request.again - len(answers)
-        )
+        answers = self._journal_answers(request)
+        if answers and not _fault(answers[-1], request):
+            return 0
+        return 1 + request.again - len(answers)
 
-    def _kept(self, request: Request) -> list[Answer]:
+    def _journal_answers(self, request: Request) -> list[Answer]:
         """The answers to `request` in the journal, up to the first that is missing."""
-        answers = (
-            self.journal.answers.get(self.key(request, attempt))
-            for attempt in range(1 + request.again)
-        )
-        return [answer for answer in takewhile(bool, answers) if answer]
+        answers: list[Answer] = []
+        for attempt in range(1 + request.again):
+            answer = self.journal.answers.get(self.key(request, attempt))
+            if answer is None:
+                break
+            answers.append(answer)
+        return answers
 
     @property
     def usage(self) -> dict[str, float]:
@@ -371,7 +385,9 @@ class ChatClient:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
         }
-        return counts | ({"usd": round(self.cost_usd, 6)} if self.prices.known else {})
+        if self.prices.known:
+            counts["usd"] = round(self.cost_usd, 6)
+        return counts
 
     def report(self, progress: Progress) -> None:
         """Report unusable lines of the journal, and how this server had to be asked otherwise."""
@@ -383,28 +399,29 @@ class ChatClient:
                 f"{self.journal.path}: ignored {lines}; what they answered was asked again"
             )
 
-    def stop_if_spent(self, done: str) -> None:
+    def stop_if_spent(self, progress: str) -> None:
         """Raises BudgetSpentError if the budget left requests unanswered; called after all files
-        are written.
+        are written. progress: what is there, in words.
         """
         if self.stopped:
             raise BudgetSpentError(
                 f"stopped at the budget: ${self.budget.paid:.4f} of --max-cost-usd"
-                f" {self.budget.limit:g} spent; {done}; run it again with a larger one to continue"
+                f" {self.budget.limit:g} spent; {progress}; run it again with a larger one to continue"
             )
 
     def call_figures(
-        self, rejected: Sequence[Rejected], path: Path, progress: Progress
+        self,
+        rejected: Sequence[Rejected],
+        path: Path,
+        progress: Progress,
     ) -> dict[str, Any]:
         """Write the rejected items to `path`, and return the figures of the calls."""
+        # An earlier run's file is written anew, so that it does not stay
         if rejected or path.exists():
-            write_jsonl(
-                path,
-                [
-                    {"item": item.name, "reason": item.reason, "text": item.text}
-                    for item in rejected
-                ],
-            )
+            rows = []
+            for item in rejected:
+                rows.append({"item": item.name, "reason": item.reason, "text": item.text})
+            write_jsonl(path, rows)
         self.report(progress)
         if rejected:
             progress.news(
@@ -424,13 +441,19 @@ class ChatClient:
         return self._trouble is not None and self.calls == 0
 
     async def _outcome(
-        self, session: _Session, request: Request, parse: Callable[[str], Value]
+        self,
+        session: _Session,
+        request: Request,
+        parse: Callable[[str], Value],
     ) -> Outcome[Value]:
         """The outcome of one request. Raises what ended the session, if anything did."""
         answers: list[Answer] = []
-        value, rejected, reason, unparsed, kept = None, None, "", 0, True
+        value, rejected, reason, unparsed = None, None, "", 0
+        # Whether all answers come from the journal
+        is_replay = True
         for attempt in range(1 + request.again):
-            kept = kept and self.key(request, attempt) in self.journal.answers
+            # 1. An answer; none if the server gives none, or the budget allows none
+            is_replay = is_replay and self.key(request, attempt) in self.journal.answers
             try:
                 answer = await self._answer(session, request, attempt)
             except NoAnswerError as error:
@@ -438,6 +461,7 @@ class ChatClient:
                 break
             if answer is None:
                 break
+            # 2. Its value
             answers.append(answer)
             try:
                 value = _value(answer, request, parse)
@@ -446,18 +470,19 @@ class ChatClient:
                 reason = str(error)
                 unparsed += not isinstance(error, IncompleteAnswerError)
         else:
-            rejected = Rejected(
-                request.name,
-                reason,
-                redacted(answers[-1].text),
-                self.journal.path if kept else None,
-            )
+            journal = self.journal.path if is_replay else None
+            rejected = Rejected(request.name, reason, redacted(answers[-1].text), journal)
+        # 3. What it took
+        cost = sum(map(self._cost, answers))
         tokens = sum(answer.completion_tokens for answer in answers)
-        return Outcome(
-            value, rejected, unparsed, sum(map(self._cost, answers)), tokens, len(answers)
-        )
+        return Outcome(value, rejected, unparsed, cost, tokens, len(answers))
 
-    async def _answer(self, session: _Session, request: Request, attempt: int) -> Answer | None:
+    async def _answer(
+        self,
+        session: _Session,
+        request: Request,
+        attempt: int,
+    ) -> Answer | None:
         """An answer from the journal, a call in flight, or a new call; None if the budget does not
         allow one.
         """
@@ -465,11 +490,13 @@ class ChatClient:
             raise session.failure
         key = self.key(request, attempt)
         answer, call = self.journal.answers.get(key), session.calls.get(key)
+        # 1. A new call
         if answer is None and call is None:
             call = session.calls[key] = asyncio.create_task(self._call(session, request, key))
             call.add_done_callback(lambda _: session.calls.pop(key))
             # The answer is paid for, even if nobody waits for it any more
             return await asyncio.shield(call)
+        # 2. One in flight for an equal request, or an answer that is there
         if answer is None and call is not None:
             answer = await asyncio.shield(call)
         if answer is not None:
@@ -477,7 +504,12 @@ class ChatClient:
             self._count(key, answer)
         return answer
 
-    async def _call(self, session: _Session, request: Request, key: str) -> Answer | None:
+    async def _call(
+        self,
+        session: _Session,
+        request: Request,
+        key: str,
+    ) -> Answer | None:
         """Make a call and keep its answer; None if the budget does not allow it."""
         limit = self._limit(request)
         max_cost = self.prices.cost(request.prompt_tokens * PROMPT_MARGIN, limit)
@@ -487,17 +519,22 @@ class ChatClient:
             if not affordable:
                 self.stopped = True
                 return None
+            # 1. Call the server
             try:
                 async with session.connecting:
                     if session.caller is None:
                         session.caller = await in_thread(self._connect)
                 answer = await session.caller.call(
-                    request.messages, limit, request.prompt_tokens, min(limit, request.max_tokens)
+                    request.messages,
+                    limit,
+                    request.prompt_tokens,
+                    min(limit, request.max_tokens),
                 )
                 self.notes = session.caller.notes
             except NoAnswerError as error:
+                # Others were answered with the same settings, so only this request is at fault
                 if error.refused and self.calls + self.replayed > 0:
-                    self._unanswered = 0  # others were answered with the same settings
+                    self._unanswered = 0
                     raise
                 self._unanswered += 1
                 self._trouble = ApiError(error.fatal)
@@ -508,6 +545,7 @@ class ChatClient:
             except Exception as error:
                 session.failure = session.failure or error
                 raise
+            # 2. Keep the answer before it is used, and pay it
             self.journal.add(key, self.endpoint.model, answer)
             self.budget.pay(self._cost(answer), max_cost)
         self._count(key, answer)
@@ -525,28 +563,33 @@ class ChatClient:
         caller = DecisionCaller if self.endpoint.decides else Caller
         return caller(self.endpoint, self.temperature, self.timeout_s, self._keep_error)
 
-    def _keep_error(self, sent: bytes, prompt_tokens: int, completion_tokens: int) -> None:
+    def _keep_error(
+        self,
+        body: bytes,
+        prompt_tokens: int,
+        completion_tokens: int,
+    ) -> None:
         """Keep and pay the bill of an error."""
         bill = Answer("", MALFORMED, "", prompt_tokens, completion_tokens)
-        key = f"{hashlib.sha256(sent).hexdigest()}/{len(self.journal.answers)}"
+        key = f"{hashlib.sha256(body).hexdigest()}/{len(self.journal.answers)}"
         self.journal.add(key, self.endpoint.model, bill)
         self.budget.paid += self._cost(bill)
         self._count(key, bill)
 
     def _count(self, key: str, answer: Answer) -> None:
         """Add the tokens and the cost of an answer, once."""
-        if key in self._counted:
+        if key in self._paid_keys:
             return
-        self._counted.add(key)
+        self._paid_keys.add(key)
         self.prompt_tokens += answer.prompt_tokens
         self.completion_tokens += answer.completion_tokens
         self.cost_usd += self._cost(answer)
 
     def _pay_for(self, answers: Iterable[Answer]) -> None:
         """Count what this model's answers cost."""
-        self.budget.paid += sum(
-            self._cost(answer) for answer in answers if answer.model == self.endpoint.model
-        )
+        for answer in answers:
+            if answer.model == self.endpoint.model:
+                self.budget.paid += self._cost(answer)
 
     def _cost(self, answer: Answer) -> float:
         return self.prices.cost(answer.prompt_tokens, answer.completion_tokens)
@@ -554,7 +597,10 @@ class ChatClient:
 
 @contextlib.contextmanager
 def open_client(
-    endpoint: Endpoint, journal_path: Path, prices: Prices, **settings: Any
+    endpoint: Endpoint,
+    journal_path: Path,
+    prices: Prices,
+    **settings: Any,
 ) -> Iterator[ChatClient]:
     """A `ChatClient` with these settings, whose answers are kept in `journal_path`."""
     with open_journal(journal_path) as journal:
@@ -598,8 +644,13 @@ def _fault(answer: Answer, request: Request) -> str:
     return "" if answer.text.strip() else "an empty answer"
 
 
-def _value(answer: Answer, request: Request, parse: Callable[[str], Value]) -> Value:
+def _value(
+    answer: Answer,
+    request: Request,
+    parse: Callable[[str], Value],
+) -> Value:
     """What `parse` makes of an answer. Raises ValueError with the reason if it is unusable."""
-    if fault := _fault(answer, request):
+    fault = _fault(answer, request)
+    if fault:
         raise IncompleteAnswerError(fault)
     return parse(answer.text)

@@ -61,7 +61,13 @@ class NoAnswerError(Exception):
     itself.
     """
 
-    def __init__(self, reason: str, fatal: str, *, refused: bool = False) -> None:
+    def __init__(
+        self,
+        reason: str,
+        fatal: str,
+        *,
+        refused: bool = False,
+    ) -> None:
         super().__init__(reason)
         self.fatal, self.refused = fatal, refused
 
@@ -104,7 +110,7 @@ def parse_endpoint(
     text: str,
     base_url: str | None,
     flag: str = "--teacher",
-    alone: str = "oracle, ",
+    alternatives: str = "oracle, ",
     address: str = "--base-url",
     *,
     decides: bool = False,
@@ -112,15 +118,17 @@ def parse_endpoint(
     """The endpoint that `flag` names: `openai:MODEL`, `azure:DEPLOYMENT` or `local:MODEL`. Raises
     ConfigError.
 
-    alone: what else the flag takes, and address: the flag of `base_url`, for the message. decides:
-    whether it may be a decision model, `decisions:MODEL` or `systemone:MODEL`.
+    alternatives: what else the flag takes, and address: the flag of `base_url`, for the message.
+    decides: whether it may be a decision model, `decisions:MODEL` or `systemone:MODEL`.
     """
+    # 1. What it is
     kind, _, model = text.partition(":")
     if kind not in (KEYS | DECISION_KEYS if decides else KEYS) or not model:
         name = text if text and ":" not in text and "/" not in text else "MODEL"
         raise ConfigError(
-            f"{flag} {text!r}: write {alone}openai:{name}, azure:DEPLOYMENT or local:{name}"
+            f"{flag} {text!r}: write {alternatives}openai:{name}, azure:DEPLOYMENT or local:{name}"
         )
+    # 2. Where it is
     if base_url is None and kind in AT_OPENAI:
         base_url, address = _address_in_environment(), ADDRESS
     if base_url is not None:
@@ -131,10 +139,12 @@ def parse_endpoint(
 def address_in_use(endpoints: Iterable[Endpoint]) -> dict[str, str]:
     """OPENAI_BASE_URL, if one of `endpoints` has its address from there; else nothing."""
     address = _address_in_environment()
-    used = any(
-        endpoint.kind in AT_OPENAI and endpoint.base_url == address for endpoint in endpoints
-    )
-    return {ADDRESS: address} if address is not None and used else {}
+    if address is None:
+        return {}
+    for endpoint in endpoints:
+        if endpoint.kind in AT_OPENAI and endpoint.base_url == address:
+            return {ADDRESS: address}
+    return {}
 
 
 def _address_in_environment() -> str | None:
@@ -148,8 +158,9 @@ def key_of(endpoint: Endpoint) -> str:
     missing.
     """
     key = header_text(endpoint.key_name)
-    elsewhere = endpoint.decides and endpoint.base_url is not None
-    if not key and endpoint.kind != "local" and not elsewhere:
+    # Other servers of decision models may need none
+    is_other_server = endpoint.decides and endpoint.base_url is not None
+    if not key and endpoint.kind != "local" and not is_other_server:
         raise ConfigError(f"{endpoint} needs a key: export {endpoint.key_name}=…")
     return key
 
@@ -171,24 +182,29 @@ class Prices:
     """
 
     read: float
-    written: float
+    write: float
     known: bool = True
 
     def cost(self, prompt_tokens: float, completion_tokens: float) -> float:
         """Cost in US dollars."""
-        return (prompt_tokens * self.read + completion_tokens * self.written) / 1e6
+        return (prompt_tokens * self.read + completion_tokens * self.write) / 1e6
 
 
-def prices_of(kind: str, model: str, read: float | None, written: float | None) -> Prices:
-    """Today's prices of a model from the genai-prices package, unless `read` and `written` are
+def prices_of(
+    kind: str,
+    model: str,
+    read: float | None,
+    write: float | None,
+) -> Prices:
+    """Today's prices of a model from the genai-prices package, unless `read` and `write` are
     given. Local models are free. Raises ConfigError.
     """
-    if (read is None) != (written is None):
+    if (read is None) != (write is None):
         raise ConfigError(
             "--price-in and --price-out go together, in US dollars for a million tokens"
         )
-    if read is not None and written is not None:
-        return Prices(read, written)
+    if read is not None and write is not None:
+        return Prices(read, write)
     if kind == "local":
         return Prices(0.0, 0.0)
     from genai_prices import Usage, calc_price
@@ -196,15 +212,18 @@ def prices_of(kind: str, model: str, read: float | None, written: float | None) 
     try:
         provider = "openai" if kind in AT_OPENAI else kind
         price = calc_price(
-            Usage(input_tokens=TOKENS, output_tokens=TOKENS), model, provider_id=provider
+            Usage(input_tokens=TOKENS, output_tokens=TOKENS),
+            model,
+            provider_id=provider,
         )
     except LookupError:
         return Prices(0.0, 0.0, known=False)
-    read, written = (
-        float(part * 1_000_000 / TOKENS) for part in (price.input_price, price.output_price)
-    )
-    # Not a chat model
-    return Prices(read, written) if read and written else Prices(0.0, 0.0, known=False)
+    read = float(price.input_price * 1_000_000 / TOKENS)
+    write = float(price.output_price * 1_000_000 / TOKENS)
+    # Without one of them it is no chat model
+    if not read or not write:
+        return Prices(0.0, 0.0, known=False)
+    return Prices(read, write)
 
 
 class ChatConfig(Config):
@@ -330,8 +349,7 @@ class TeacherConfig(Config):
 
 def free_estimate() -> tuple[dict[str, Any], tuple[Path, ...], tuple[Table, ...]]:
     """Figures, outputs and tables of a dry run of the oracle, which is free."""
-    rows = tuple(
-        (name, "0", "0") for name in ("calls", "prompt tokens", "completion tokens", "US dollars")
-    )
+    names = ("calls", "prompt tokens", "completion tokens", "US dollars")
+    rows = tuple((name, "0", "0") for name in names)
     figures = {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "usd": 0.0, "most_usd": 0.0}
     return figures, (), (Table("Estimate for the oracle", ("what", "expected", "at most"), rows),)

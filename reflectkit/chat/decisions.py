@@ -33,7 +33,11 @@ class DecisionCaller(Caller):
 
     @override
     async def call(
-        self, messages: Sequence[Message], limit: int, prompt_tokens: int, least: int | None = None
+        self,
+        messages: Sequence[Message],
+        limit: int,
+        prompt_tokens: int,
+        least: int | None = None,
     ) -> Answer:
         """The server's answer to the one message, which is the body of the request without the
         model.
@@ -42,7 +46,7 @@ class DecisionCaller(Caller):
         try:
             if self.endpoint.kind == "decisions":
                 create = partial(self._client.decisions.with_raw_response.create, **body)
-                response = (await self._received(create)).http_response
+                response = (await self._send(create)).http_response
             else:
                 options: Any = {"security": {"bearer_auth": True}}
                 post = partial(
@@ -52,13 +56,14 @@ class DecisionCaller(Caller):
                     cast_to=httpx2.Response,
                     options=options,
                 )
-                response = await self._received(post)
+                response = await self._send(post)
         except openai.APIStatusError as error:
             return self._refusal(error)
         return self._answer(response, limit, prompt_tokens)
 
     @override
     def _answer(self, response: Any, limit: int, prompt_tokens: int) -> Answer:
+        # The answers as text, or what is wrong with them
         value, fault = response.extensions["value"], response.extensions["fault"]
         text, finish = "", "stop"
         if not fault and "answers" not in value:
@@ -72,8 +77,10 @@ class DecisionCaller(Caller):
             fault = f"the server's answer has over {LONGEST_ANSWERS:,} characters"
         if fault:
             text, finish = redacted(response.text), MALFORMED
-        read, written = billed(value, "input_tokens"), billed(value, "output_tokens")
+        # The bill, or our count where there is none
+        read = billed(value, "input_tokens")
+        if read is None:
+            read = prompt_tokens
+        count = billed(value, "output_tokens") or 0
         text = text.encode("utf-8", "replace").decode()
-        return Answer(
-            masked(text), finish, fault, prompt_tokens if read is None else read, written or 0
-        )
+        return Answer(masked(text), finish, fault, read, count)

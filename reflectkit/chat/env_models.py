@@ -9,7 +9,7 @@ import contextlib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from reflectkit.chat.client import HOPELESS, Budget, ChatClient, Request, open_client
 from reflectkit.chat.config import ApiError, BudgetSpentError, Endpoint, NoAccessError, prices_of
@@ -67,19 +67,19 @@ class EnvModel:
         concurrency: int = 8,
         budget_usd: float | None = None,
     ) -> None:
-        self.endpoint, self.journal, self.timeout_s, self.concurrency = (
-            endpoint,
-            journal,
-            timeout_s,
-            concurrency,
-        )
+        self.endpoint, self.journal = endpoint, journal
+        self.timeout_s, self.concurrency = timeout_s, concurrency
         self.budget = Budget(budget_usd)
         self._client: ChatClient | None = None
         self._failures = 0  # in a row; those of calls that were in progress together are one
         self._stack = contextlib.ExitStack()
         atexit.register(self.close)
 
-    async def ask(self, requests: Sequence[Request], parse: Callable[[str], Value]) -> list[Value]:
+    async def ask(
+        self,
+        requests: Sequence[Request],
+        parse: Callable[[str], Value],
+    ) -> list[Value]:
         """The answers, as `parse` reads them.
 
         Raises
@@ -89,28 +89,28 @@ class EnvModel:
         key, the credit, the model or the address must be put right first. BudgetSpentError: the
         budget does not allow the next call.
         """
-        client, failures, who = (
-            self._client or self._open(),
-            self._failures,
-            f"the {self.role} {self.endpoint}",
-        )
+        client = self._client or self._open()
+        failures, who = self._failures, f"the {self.role} {self.endpoint}"
+        # 1. What other processes have asked meanwhile, whose journals have a number in their names
         name = re.compile(rf"{re.escape(self.journal.stem)}(-\d+)?{re.escape(self.journal.suffix)}")
-        journals = sorted(
-            path for path in self.journal.parent.iterdir() if name.fullmatch(path.name)
-        )
-        client.catch_up(path for path in journals if path != client.journal.path)
+        others = []
+        for path in sorted(self.journal.parent.iterdir()):
+            if name.fullmatch(path.name) and path != client.journal.path:
+                others.append(path)
+        client.catch_up(others)
+        # 2. The answers
         try:
             outcomes = await client.ask_all(requests, lambda _, text: parse(text))
         except ApiError as error:
             self._failures = max(self._failures, failures + 1)
-            reason = (
-                f"{who} cannot be asked: {str(error).replace('--base-url', f'--{self.role}-url')}"
-            )
+            cause = str(error).replace("--base-url", f"--{self.role}-url")
+            reason = f"{who} cannot be asked: {cause}"
             if isinstance(error, NoAccessError):
                 raise NoAccessError(reason) from None
             if self._failures >= HOPELESS:
                 raise ApiError(f"{reason} ({HOPELESS} times in a row)") from None
             raise EnvironmentFailure(reason) from None
+        # 3. Each must have a value
         self._failures = 0
         for outcome in outcomes:
             if outcome.value is None and client.stopped:
@@ -169,7 +169,9 @@ class ChatReader(EnvModel):
     role: ClassVar[str] = "reader"
 
     async def answer(
-        self, queries: Sequence[Query], memories: Sequence[Sequence[str]]
+        self,
+        queries: Sequence[Query],
+        memories: Sequence[Sequence[str]],
     ) -> list[str]:
         """An answer to each question, from the texts that were retrieved for it, best first. Raises
         what `ask` does.
@@ -178,8 +180,8 @@ class ChatReader(EnvModel):
         for query, texts in zip(queries, memories, strict=True):
             notes = "\n".join(f"- {text}" for text in texts) or "(none)"
             instructions = f"{query.advice} {CARE}" if query.advice else READING
-            asked = f"Notes:\n{notes}\n\nQuestion: {query.question}"
-            messages = Message("system", instructions), Message("user", asked)
+            text = f"Notes:\n{notes}\n\nQuestion: {query.question}"
+            messages = Message("system", instructions), Message("user", text)
             requests.append(Request(query.question, messages, query.tokens))
         return await self.ask(requests, str.strip)
 
@@ -195,11 +197,11 @@ class ChatJudge(EnvModel):
         """Whether each answer is right; see `env.Judge`. Raises what `ask` does."""
         requests = []
         for claim in claims:
-            asked = (
+            text = (
                 f"Question: {claim.question}\n\nRequirement: {claim.rubric}\n\nAnswer:"
                 f" {claim.answer}\n\nIs the answer right, yes or no?"
             )
-            messages = Message("system", JUDGING), Message("user", asked)
+            messages = Message("system", JUDGING), Message("user", text)
             requests.append(Request(claim.question, messages, max_tokens=20))
         return await self.ask(requests, verdict)
 
@@ -210,10 +212,10 @@ def verdict(text: str) -> bool:
     >>> verdict("Yes."), verdict("no")
     (True, False)
     """
-    said = set(re.findall(r"\b(?:yes|no)\b", text.split("</think>")[-1].lower()))
-    if len(said) != 1:
+    words = set(re.findall(r"\b(?:yes|no)\b", text.split("</think>")[-1].lower()))
+    if len(words) != 1:
         raise ValueError("neither yes nor no")
-    return said == {"yes"}
+    return words == {"yes"}
 
 
 class ChatUser(EnvModel):
@@ -224,19 +226,22 @@ class ChatUser(EnvModel):
     role: ClassVar[str] = "user"
     temperature: ClassVar[float] = 1.0
 
-    async def say(self, instructions: str, conversation: Sequence[Message], seed: int) -> UserTurn:
+    async def say(
+        self,
+        instructions: str,
+        conversation: Sequence[Message],
+        seed: int,
+    ) -> UserTurn:
         """The user's next message; see `env.User`. Raises what `ask` does.
 
         The model is the assistant in its conversation, and the agent is the user.
         """
         messages = [Message("system", f"{CONDUCT}\n\n{instructions}"), Message("user", GREETING)]
         for message in conversation:
-            messages.append(
-                Message("assistant" if message.role == "user" else "user", message.content)
-            )
-        (turn,) = await self.ask(
-            [Request("the user", tuple(messages), max_tokens=200, draw=seed)], _turn
-        )
+            role: Literal["assistant", "user"] = "assistant" if message.role == "user" else "user"
+            messages.append(Message(role, message.content))
+        request = Request("the user", tuple(messages), max_tokens=200, draw=seed)
+        (turn,) = await self.ask([request], _turn)
         return turn
 
 
@@ -245,7 +250,7 @@ def _turn(text: str) -> UserTurn:
     ValueError if that is nothing.
     """
     text = text.rpartition(THOUGHT[1])[2].partition(THOUGHT[0])[0]
-    said = text.replace(STOP, " ").strip()
-    if not said and STOP not in text:
+    words = text.replace(STOP, " ").strip()
+    if not words and STOP not in text:
         raise ValueError("an empty message")
-    return UserTurn(said or "Goodbye.", over=STOP in text)
+    return UserTurn(words or "Goodbye.", over=STOP in text)

@@ -36,10 +36,15 @@ class ChatPolicy:
     ) -> None:
         self.client, self.reflector, self.history_tokens = client, reflector, history_tokens
 
-    async def decide(self, observation: Observation, context: Context) -> Decision:
+    async def decide(
+        self,
+        observation: Observation,
+        context: Context,
+    ) -> Decision:
         """The model's decision; a `failure` if there is no answer whose action can be read, a
         `truncation_reason` if each names an action that was not offered.
         """
+        # 1. The reflector's comment
         comment: Outcome[str] = Outcome()
         if self.reflector is not None:
             request = templates.reflecting_request(observation, context, self.history_tokens)
@@ -59,10 +64,15 @@ class ChatPolicy:
                 unreadable += 1
                 raise
 
-        outcome = await self.client.ask(
-            templates.playing_request(observation, context, comment.value, self.history_tokens),
-            read,
+        # 2. The answer
+        request = templates.playing_request(
+            observation,
+            context,
+            comment.value,
+            self.history_tokens,
         )
+        outcome = await self.client.ask(request, read)
+        # 3. What it stands for
         decision = Decision(0, comment.value, price_usd=self._price(comment, outcome))
         reason = f"{self.client.endpoint}: {outcome.reason}"
         decision = replace(decision, illegal=outcome.unparsed - unreadable, unreadable=unreadable)
@@ -71,11 +81,9 @@ class ChatPolicy:
         if outcome.value is None:
             return replace(decision, failure=reason)
         thought, action = outcome.value
-        if (
-            isinstance(action, ToolUse)
-            and not observation.replies
-            and not reads_as_calls(action.text, PLAIN)
-        ):
+        # Words where only calls count
+        is_reply = isinstance(action, ToolUse) and not reads_as_calls(action.text, PLAIN)
+        if is_reply and not observation.replies:
             decision = replace(decision, unreadable=unreadable + 1)
         return replace(
             decision,
@@ -87,12 +95,10 @@ class ChatPolicy:
 
     def _price(self, *outcomes: Outcome[Any]) -> float | None:
         """Total cost of the outcomes; None if a model's price is unknown."""
-        clients = [self.client] + ([self.reflector] if self.reflector else [])
-        return (
-            sum(outcome.cost_usd for outcome in outcomes)
-            if all(client.prices.known for client in clients)
-            else None
-        )
+        for client in (self.client, self.reflector):
+            if client is not None and not client.prices.known:
+                return None
+        return sum(outcome.cost_usd for outcome in outcomes)
 
 
 class ChatReflector:
@@ -115,14 +121,15 @@ class ChatReflector:
         answer. BudgetSpentError: the budget does not allow the call. The last two end the run,
         after the calls in flight are in the journal.
         """
-        request = templates.reflecting_request(
-            observation, Context(context.seed if self.client.temperature else 0, context.env)
-        )
+        # 1. Ask; without a temperature, equal states are one request
+        seed = context.seed if self.client.temperature else 0
+        request = templates.reflecting_request(observation, Context(seed, context.env))
         outcome = await self.client.ask(request, templates.plain_comment)
         if outcome.value is not None:
             comment = PaidComment(outcome.value)
             comment.price_usd = outcome.cost_usd if self.client.prices.known else None
             return comment
+        # 2. No comment: the budget, the server, or the answers
         who, rejected = f"the reflector {self.client.endpoint}", outcome.rejected
         if rejected is None:
             await self.client.finish()
@@ -152,12 +159,15 @@ class ChatMethod:
     def __init__(self, name: str, client: ChatClient) -> None:
         self.name, self.client = name, client
 
-    async def decide(self, observation: Observation, context: Context) -> Decision:
+    async def decide(
+        self,
+        observation: Observation,
+        context: Context,
+    ) -> Decision:
         """The action of the model's answer; a `failure` if the server gave none."""
         env: Any = context.env
-        outcome = await self.client.ask(
-            request_of(self.name, context), partial(env.method_action, self.name)
-        )
+        read = partial(env.method_action, self.name)
+        outcome = await self.client.ask(request_of(self.name, context), read)
         price = outcome.cost_usd if self.client.prices.known else None
         if outcome.value is None and outcome.answers <= ASKED_AGAIN:
             return Decision(0, failure=f"{self.client.endpoint}: {outcome.reason}", price_usd=price)
@@ -172,17 +182,20 @@ class ModelMethod:
     def __init__(self, name: str, writer: Agent) -> None:
         self.name, self.writer = name, writer
 
-    async def decide(self, observation: Observation, context: Context) -> Decision:
+    async def decide(
+        self,
+        observation: Observation,
+        context: Context,
+    ) -> Decision:
         """The action of the writer's answer; its own decision where it could not answer."""
         env: Any = context.env
-        asked = Observation(env.method_messages(self.name), replies=True)
-        decision = await self.writer.decide(asked, replace(context, turns=()))
+        observation = Observation(env.method_messages(self.name), replies=True)
+        decision = await self.writer.decide(observation, replace(context, turns=()))
         if decision.failure is not None or decision.truncation_reason is not None:
             return decision
         try:
-            return replace(
-                decision, action=env.method_action(self.name, action_words(asked, decision.action))
-            )
+            words = action_words(observation, decision.action)
+            return replace(decision, action=env.method_action(self.name, words))
         except ValueError:
             return replace(decision, action=use_of(()), unreadable=1)
 
@@ -192,21 +205,34 @@ Lesson = tuple[str, Action | None]
 
 
 def lesson_asked(
-    observation: Observation, context: Context, history_tokens: int, *, acts: bool
+    observation: Observation,
+    context: Context,
+    history_tokens: int,
+    *,
+    acts: bool,
 ) -> tuple[Request, Callable[[str], Lesson]]:
     """The request of a teacher about `observation`, and the parser of its answer, which raises
     ValueError with the reason. acts: whether the teacher acts; otherwise it comments on what an
     expert does.
     """
+    # 1. A comment that leads to the best action
     if not acts:
         right: Action = teacher_of(context.env).action()
         words = action_words(observation, right)
         request = templates.commenting_request(
-            observation, context, words, _mistaken(context), history_tokens
+            observation,
+            context,
+            words,
+            _mistaken(context),
+            history_tokens,
         )
         return request, lambda text: (templates.parse_comment(text, observation, right), None)
+    # 2. An analysis and an action
     request = templates.teaching_request(
-        observation, context, _corrects(observation, context), history_tokens
+        observation,
+        context,
+        _corrects(observation, context),
+        history_tokens,
     )
     return request, partial(templates.parse_lesson, observation=observation)
 
@@ -220,16 +246,26 @@ class ChatTeacher:
     """
 
     def __init__(
-        self, client: ChatClient, actor: Agent | None = None, history_tokens: int = HISTORY_TOKENS
+        self,
+        client: ChatClient,
+        actor: Agent | None = None,
+        history_tokens: int = HISTORY_TOKENS,
     ) -> None:
         self.client, self.actor, self.history_tokens = client, actor, history_tokens
 
-    async def decide(self, observation: Observation, context: Context) -> Decision:
+    async def decide(
+        self,
+        observation: Observation,
+        context: Context,
+    ) -> Decision:
         """The model's action, or the expert's with the model's comment; a `failure` if there is no
         usable answer.
         """
         request, read = lesson_asked(
-            observation, context, self.history_tokens, acts=self.actor is None
+            observation,
+            context,
+            self.history_tokens,
+            acts=self.actor is None,
         )
         outcome = await self.client.ask(request, read)
         if outcome.value is None:
@@ -237,9 +273,8 @@ class ChatTeacher:
             return Decision(0, failure=outcome.reason + text)
         comment, action = outcome.value
         if self.actor is not None:
-            return replace(
-                await self.actor.decide(observation, context), reflection=comment, answer=comment
-            )
+            decision = await self.actor.decide(observation, context)
+            return replace(decision, reflection=comment, answer=comment)
         assert action is not None
         note = "correction" if _corrects(observation, context) else "positive"
         return Decision(action, comment, note=note, answer=templates.answer_text(comment, action))
@@ -253,4 +288,5 @@ def _corrects(observation: Observation, context: Context) -> bool:
 
 
 def _mistaken(context: Context) -> bool:
+    """Whether the last action was a mistake."""
     return context.env.teacher().note() == "mistake"

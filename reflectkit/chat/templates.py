@@ -88,7 +88,7 @@ ASK_CALLS = (
     " the tool's name and its arguments as a"
     ' JSON object, for example name {"argument": "value"}; or the word none. Write nothing else.'
 )
-ASK_SAID = (
+ASK_WORDS = (
     f"\n\nStart with one line: Analysis: and at most {ANALYSIS_WORDS} words on the goal, what has"
     " been found and what"
     " is still missing. Below it write your answer{call}, and nothing else."
@@ -105,7 +105,7 @@ REPLY = (
 COMMENT = (
     f"\n\nAnswer only with your comment on this state, at most {ANALYSIS_WORDS} words in one line."
 )
-DONE = "The player did:"
+ACTION_HEAD = "The player did:"
 EARLIER, NOW = "Earlier:\n", "Now:\n"
 MISTAKEN = "\n\nThe last action was a mistake."
 CORRECT = " Say why in the analysis, and choose an action that corrects it."
@@ -116,8 +116,8 @@ RIGHT = (
     " it."
 )
 
-ANALYSED = re.compile(r"analysis\W*?[:\-]\s*(?P<analysis>.+)", re.IGNORECASE | re.DOTALL)
-CHOSEN = re.compile(r"\bchoice\W*?[:\-]\s*(?P<choice>\S[^\n]*)", re.IGNORECASE)
+ANALYSIS = re.compile(r"analysis\W*?[:\-]\s*(?P<analysis>.+)", re.IGNORECASE | re.DOTALL)
+CHOICE = re.compile(r"\bchoice\W*?[:\-]\s*(?P<choice>\S[^\n]*)", re.IGNORECASE)
 FENCE = re.compile(r"^```\w*\s*$", re.MULTILINE)
 MARKS = "*_`\"'[](){}<>.,;:! "
 """Around an action as models write it."""
@@ -126,7 +126,7 @@ LABELLED = re.compile(
     re.IGNORECASE,
 )
 LABEL_LAST = re.compile(r"(?P<words>.*\w)\W+(?P<label>\w+)\W*")
-CALLED = re.compile(
+LESSON = re.compile(
     r"analysis\W*?[:\-]\s*(?P<analysis>[^\n]+)\n(?P<calls>.*)", re.IGNORECASE | re.DOTALL
 )
 FRAME = re.compile(r"```\w*|\W*calls\W*", re.IGNORECASE)
@@ -149,36 +149,41 @@ def playing_request(
     """What a chat model that plays is asked about one state; it and earlier states show their
     comments, as they do for a policy. See `Request` for its draw.
     """
-    called = bool(observation.tools or observation.replies)
-    if not observation.choices and not called:
+    # 1. The form of the answer
+    by_calls = bool(observation.tools or observation.replies)
+    if not observation.choices and not by_calls:
         raise ConfigError(
             "chat models choose among actions or call tools, and here an action is free text; leave"
             " out --typed"
         )
-    earlier = [_acted(turn, commented=comment is not None) for turn in context.turns]
-    asked = (
-        ASK
-        if not called
-        else CALL
-        if not observation.replies
-        else REPLY
-        if observation.tools
-        else ""
-    )
-    newest = _shown(observation, comment) + asked
-    tokens = CALL_TOKENS if called else ANSWER_TOKENS
+    if not by_calls:
+        form = ASK
+    elif not observation.replies:
+        form = CALL
+    else:
+        form = REPLY if observation.tools else ""
+    # 2. The request
+    earlier = [_earlier_turn(turn, commented=comment is not None) for turn in context.turns]
     return _request(
-        PLAYING, observation, context, earlier, newest, history_tokens, tokens, context.seed
+        PLAYING,
+        observation,
+        context,
+        earlier,
+        _state_text(observation, comment) + form,
+        history_tokens,
+        CALL_TOKENS if by_calls else ANSWER_TOKENS,
+        context.seed,
     )
 
 
 def reflecting_request(
-    observation: Observation, context: Context, history_tokens: int = HISTORY_TOKENS
+    observation: Observation,
+    context: Context,
+    history_tokens: int = HISTORY_TOKENS,
 ) -> Request:
     """The request for a chat model that comments on a state for a player."""
-    earlier, state = _commented(
-        observation, context, [turn.decision.reflection for turn in context.turns]
-    )
+    comments = [turn.decision.reflection for turn in context.turns]
+    earlier, state = _comment_turns(observation, context, comments)
     newest = state + COMMENT
     return _request(
         REFLECTING,
@@ -193,24 +198,27 @@ def reflecting_request(
 
 
 def teaching_request(
-    observation: Observation, context: Context, mistaken: bool, history_tokens: int = HISTORY_TOKENS
+    observation: Observation,
+    context: Context,
+    mistaken: bool,
+    history_tokens: int = HISTORY_TOKENS,
 ) -> Request:
     """The request for a teacher that acts. mistaken: whether the last action is to be corrected.
 
     One that calls tools, and does not reply, sees no earlier turns, as the state alone is what is
     learned from.
     """
-    role, ask, tokens = TEACHING, (MISTAKEN + CORRECT if mistaken else "") + ASK, ANSWER_TOKENS
-    turns = context.turns
+    # By a choice, by calls alone, or in words and perhaps with a call
+    role, tokens, turns = TEACHING, ANSWER_TOKENS, context.turns
+    ask = MISTAKEN + CORRECT + ASK if mistaken else ASK
     if observation.tools and not observation.replies:
         role, ask, tokens, turns = TEACHING_CALLS, ASK_CALLS, LESSON_TOKENS, ()
     elif not observation.choices:
         role, tokens = TEACHING_WORDS, LESSON_TOKENS
-        ask = ASK_SAID.format(call=ASK_CALL if observation.tools else "")
-    earlier = [_acted(turn, commented=False) for turn in turns]
-    return _request(
-        role, observation, context, earlier, _shown(observation) + ask, history_tokens, tokens
-    )
+        ask = ASK_WORDS.format(call=ASK_CALL if observation.tools else "")
+    earlier = [_earlier_turn(turn, commented=False) for turn in turns]
+    newest = _state_text(observation) + ask
+    return _request(role, observation, context, earlier, newest, history_tokens, tokens)
 
 
 def commenting_request(
@@ -223,13 +231,13 @@ def commenting_request(
     """The request for a teacher that comments while an expert acts. right: the best action in
     words; the comment should lead to it without naming it.
     """
-    hint = (MISTAKEN + EXPLAIN if mistaken else "") + RIGHT.format(action=right)
-    earlier, state = _commented(
-        observation, context, [turn.decision.answer for turn in context.turns]
-    )
-    return _request(
-        COMMENTING, observation, context, earlier, state + hint + COMMENT, history_tokens
-    )
+    hint = RIGHT.format(action=right)
+    if mistaken:
+        hint = MISTAKEN + EXPLAIN + hint
+    answers = [turn.decision.answer for turn in context.turns]
+    earlier, state = _comment_turns(observation, context, answers)
+    newest = state + hint + COMMENT
+    return _request(COMMENTING, observation, context, earlier, newest, history_tokens)
 
 
 def action_words(observation: Observation, action: Action) -> str:
@@ -239,18 +247,23 @@ def action_words(observation: Observation, action: Action) -> str:
     return action if isinstance(action, str) else action.text
 
 
-def _commented(
-    observation: Observation, context: Context, comments: Sequence[str | None]
+def _comment_turns(
+    observation: Observation,
+    context: Context,
+    comments: Sequence[str | None],
 ) -> tuple[list[tuple[str, str | None]], str]:
     """(state, comment) of the earlier turns, and the newest state; each but the first begins with
     the action before.
     """
-    done = ["", *(f"{headed(DONE, turn.action_text)}\n" for turn in context.turns)]
-    states = [
-        before + _text(turn.observation) for before, turn in zip(done, context.turns, strict=False)
-    ]
-    newest = ("" if observation.replies else done[-1]) + _text(observation)
-    return list(zip(states, comments, strict=True)), newest
+    pairs = []
+    action = ""
+    for turn, comment in zip(context.turns, comments, strict=True):
+        pairs.append((action + _text(turn.observation), comment))
+        action = f"{headed(ACTION_HEAD, turn.action_text)}\n"
+    # A conversation ends with the action itself
+    if observation.replies:
+        action = ""
+    return pairs, action + _text(observation)
 
 
 def _request(
@@ -263,66 +276,74 @@ def _request(
     max_tokens: int = ANSWER_TOKENS,
     draw: int = 0,
 ) -> Request:
-    """The whole request: role, env rules and tools; (seen, answered) of the earlier turns; and the
+    """The whole request: role, env rules and tools; (state, answer) of the earlier turns; and the
     newest turn.
 
     The first turn is always included, since it often states the task; of the others, the newest
     that fit, with a line that says how many were left out. A turn that the model did not answer
     itself is put before the next one, in the same message.
     """
+    # 1. The system message: the role, the rules, what else the env says, the tools
     rules = rules_of(context.env)
-    own = [
-        message.content
-        for message in observation.messages
-        if message.role == "system" and message.content not in rules
-    ]
-    tools = f"Tools:\n{tools_text(observation.tools)}" if observation.tools else ""
-    messages = [Message("system", "\n\n".join(part for part in (role, rules, *own, tools) if part))]
-    earlier = [] if observation.replies else earlier  # a conversation holds its own
+    parts = [role, rules]
+    for message in observation.messages:
+        if message.role == "system" and message.content not in rules:
+            parts.append(message.content)
+    if observation.tools:
+        parts.append(f"Tools:\n{tools_text(observation.tools)}")
+    messages = [Message("system", "\n\n".join(filter(None, parts)))]
+    # 2. The earlier turns that fit; a conversation holds its own
+    if observation.replies:
+        earlier = []
     first, later = earlier[:1], earlier[1:]
     room = history_tokens - sum(map(_tokens, first))
-    kept = 0
-    while kept < len(later) and (room := room - _tokens(later[-1 - kept])) >= 0:
-        kept += 1
-    out = len(later) - kept
+    count = 0
+    for turn in reversed(later):
+        room -= _tokens(turn)
+        if room < 0:
+            break
+        count += 1
+    out = len(later) - count
     gap = f"({pluralize(out, 'turn')} left out here)\n\n" if out else ""
+    # 3. The turns as messages; one without an answer waits for the next
     waiting = ""
-    for number, (seen, answered) in enumerate([*first, *later[out:], (newest, "")]):
+    for number, (state, answer) in enumerate([*first, *later[out:], (newest, "")]):
         note = gap if number == len(first) else ""
-        if answered is None:
-            waiting += f"{note}{EARLIER}{seen}\n\n"
+        if answer is None:
+            waiting += f"{note}{EARLIER}{state}\n\n"
         else:
             now = NOW if waiting else ""
-            messages += [
-                Message("user", waiting + note + now + seen),
-                Message("assistant", answered),
-            ]
+            messages.append(Message("user", waiting + note + now + state))
+            messages.append(Message("assistant", answer))
             waiting = ""
     title = observation.text.partition("\n")[0][:80]
     return Request(title, tuple(messages[:-1]), max_tokens, draw)
 
 
 def _tokens(turn: tuple[str, str | None]) -> int:
+    """The tokens of a turn's state and answer."""
     return sum(count_tokens(text or "") + MESSAGE_TOKENS for text in turn)
 
 
-def _acted(turn: Turn, *, commented: bool) -> tuple[str, str | None]:
+def _earlier_turn(turn: Turn, *, commented: bool) -> tuple[str, str | None]:
     """(state, answer) of an earlier turn; if the model did not answer it, the action is part of the
     state.
 
     commented: whether the player read the turn's comment.
     """
     if turn.decision.answer is None:
-        return f"{_text(turn.observation)}\n{headed(DONE, turn.action_text)}", None
-    return _shown(
-        turn.observation, turn.decision.reflection if commented else None
-    ), turn.decision.answer
+        return f"{_text(turn.observation)}\n{headed(ACTION_HEAD, turn.action_text)}", None
+    comment = turn.decision.reflection if commented else None
+    return _state_text(turn.observation, comment), turn.decision.answer
 
 
-def _shown(observation: Observation, comment: str | None = None) -> str:
+def _state_text(observation: Observation, comment: str | None = None) -> str:
     """The state, the comment on it, and the numbered actions, as in a policy prompt."""
     bare = replace(
-        observation, messages=(Message("user", _text(observation)),), tools=(), replies=False
+        observation,
+        messages=(Message("user", _text(observation)),),
+        tools=(),
+        replies=False,
     )
     return policy_prompt(bare, comment).rpartition("\n")[0]
 
@@ -340,7 +361,12 @@ def answer_text(analysis: str | None, action: Action) -> str:
     return action if isinstance(action, str) else action.text
 
 
-def parse_reply(text: str, choices: Sequence[str], *, analysed: bool = True) -> tuple[str, int]:
+def parse_reply(
+    text: str,
+    choices: Sequence[str],
+    *,
+    analysed: bool = True,
+) -> tuple[str, int]:
     """(analysis, index of the choice) of a reply. analysed: whether it must hold an analysis that
     is not too long.
 
@@ -357,27 +383,32 @@ def parse_reply(text: str, choices: Sequence[str], *, analysed: bool = True) -> 
     >>> parse_reply('{"Analysis": "", "Choice": "cd app"}', ["cd app", "cd conf"], analysed=False)
     ('', 0)
     """
+    # 1. The lines with a choice; without the word, any line may be one
     body = FENCE.sub("", after_thought(text)).strip()
-    said, lines = _parts(body)
-    alone = not lines
-    if alone:
+    words, lines = _parts(body)
+    has_word = bool(lines)
+    if not has_word:
         lines = list(filter(str.strip, body.splitlines()))
+    # 2. The choices that they name
     indices: list[int | None] = []
     problem: ValueError | None = None
     for line in lines:
         try:
-            indices.append(chosen_index(line, choices, alone=alone))
+            indices.append(chosen_index(line, choices, is_all=not has_word))
         except ValueError as error:
             indices.append(None)
             problem = error
-    named = set(indices) - {None}
-    if alone and (len(named) != 1 or indices[-1] is None):
+    # 3. All of these must be one
+    choices_named = set(indices) - {None}
+    if not has_word and (len(choices_named) != 1 or indices[-1] is None):
         raise UnreadableError("not two lines, `Analysis: …` and `Choice: …`")
-    if len(named) > 1:
+    if len(choices_named) > 1:
         raise UnreadableError(f"several choices: {', '.join(str(index) for index in indices)}")
-    if not named and problem is not None:
+    if not choices_named and problem is not None:
         raise problem
-    analysis = _checked(said, "analysis") if analysed else " ".join(said.split()[:LONGEST_ANALYSIS])
+    analysis = " ".join(words.split()[:LONGEST_ANALYSIS])
+    if analysed:
+        analysis = _check_length(words, "analysis")
     return analysis, next(index for index in indices if index is not None)
 
 
@@ -388,17 +419,21 @@ def _parts(body: str) -> tuple[str, list[str]]:
             fields = {str(name).casefold(): value for name, value in json.loads(body).items()}
             if "choice" in fields:
                 return one_line(str(fields.get("analysis") or "")), [str(fields["choice"])]
-    heads = list(CHOSEN.finditer(body))
+    heads = list(CHOICE.finditer(body))
     before = body[: heads[-1].start()] if heads else ""
-    analysis = ANALYSED.search(before)
-    return one_line(analysis["analysis"] if analysis else "").strip("* "), [
-        head["choice"] for head in heads
-    ]
+    match = ANALYSIS.search(before)
+    analysis = one_line(match["analysis"] if match else "").strip("* ")
+    return analysis, [head["choice"] for head in heads]
 
 
-def chosen_index(line: str, choices: Sequence[str], *, alone: bool = False) -> int:
+def chosen_index(
+    line: str,
+    choices: Sequence[str],
+    *,
+    is_all: bool = False,
+) -> int:
     """The index of the choice that `line` names: by its label, its words, or both, perhaps with an
-    explanation. alone: nothing says that the line is a choice, so it may hold nothing else.
+    explanation. is_all: nothing says that the line is a choice, so it may hold nothing else.
 
     Raises
     ------
@@ -414,14 +449,13 @@ def chosen_index(line: str, choices: Sequence[str], *, alone: bool = False) -> i
     # 1. A label or a choice's words, and nothing else
     if bare in labels:
         return labels.index(bare)
-    for said in (line.casefold(), bare.casefold()):
-        same = [
-            index for index, word in enumerate(words) if said and said in (word, word.strip(MARKS))
-        ]
-        if len(same) == 1:
-            return same[0]
+    for text in filter(None, (line.casefold(), bare.casefold())):
+        matches = [index for index, word in enumerate(words) if text in (word, word.strip(MARKS))]
+        if len(matches) == 1:
+            return matches[0]
     # 2. A label before or after words, which must not name another choice
     first, last = LABELLED.fullmatch(line), LABEL_LAST.fullmatch(line)
+    # A letter before a space is a word, such as the article
     if (
         first
         and first["label"] in labels
@@ -432,16 +466,14 @@ def chosen_index(line: str, choices: Sequence[str], *, alone: bool = False) -> i
         index, rest = labels.index(last["label"]), last["words"]
     else:
         index, rest = None, line
+    # 3. Nothing else may be meant
     mentioned, others = _mentioned(rest, words)
     others = " ".join(re.findall(r"\w+", others))
     numbers = {number for number in others.split() if number.isdigit() and number in labels}
-    if (
-        index is not None
-        and mentioned <= {index}
-        and numbers <= {labels[index]}
-        and not (alone and others)
-    ):
-        return index
+    if index is not None:
+        is_clear = mentioned <= {index} and numbers <= {labels[index]}
+        if is_clear and not (is_all and others):
+            return index
     if mentioned or numbers or index is not None:
         raise UnreadableError(
             f"the choice {bare[:40]!r} may mean several of the {len(choices)} actions"
@@ -454,10 +486,12 @@ def _mentioned(text: str, words: Sequence[str]) -> tuple[set[int], str]:
     is the longer.
     """
     longest = sorted(filter(None, words), key=len, reverse=True)
-    pattern = re.compile(
-        "|".join(rf"(?<!\w){re.escape(word)}(?!\w)" for word in longest), re.IGNORECASE
-    )
-    mentioned = {words.index(match[0].casefold()) for match in pattern.finditer(text) if match[0]}
+    patterns = [rf"(?<!\w){re.escape(word)}(?!\w)" for word in longest]
+    pattern = re.compile("|".join(patterns), re.IGNORECASE)
+    mentioned = set()
+    for match in pattern.finditer(text):
+        if match[0]:
+            mentioned.add(words.index(match[0].casefold()))
     return mentioned, pattern.sub(" ", text)
 
 
@@ -475,29 +509,30 @@ def parse_lesson(text: str, observation: Observation) -> tuple[str, Action]:
     """
     if observation.choices:
         return parse_reply(text, observation.choices)
-    reply = CALLED.search(after_thought(text))
+    reply = LESSON.search(after_thought(text))
     if reply is None or not reply["calls"].strip():
         raise UnreadableError("no line `Analysis: …` with the answer below it")
-    analysis, said = (
-        _checked(one_line(reply["analysis"]).strip("* "), "analysis"),
-        reply["calls"].strip(),
-    )
+    analysis = _check_length(one_line(reply["analysis"]).strip("* "), "analysis")
+    answer = reply["calls"].strip()
+    # 1. A reply or a call, or words
     if observation.replies:
-        return analysis, parse(said, observation.tools, PLAIN, replies=True)
+        return analysis, parse(answer, observation.tools, PLAIN, replies=True)
     if not observation.tools:
-        return analysis, said
-    calls = "\n".join(line for line in said.splitlines() if not FRAME.fullmatch(line.strip()))
+        return analysis, answer
+    # 2. Calls, without the marks of a block of code around them
+    calls = "\n".join(line for line in answer.splitlines() if not FRAME.fullmatch(line.strip()))
     if not calls.strip() or not reads_as_calls(calls, PLAIN):
         raise UnreadableError("no calls below the analysis, and not the word none")
     use = parse(calls, observation.tools, PLAIN)
     return analysis, use if use.errors else use_of(use.calls)
 
 
-def _checked(line: str, kind: str) -> str:
+def _check_length(line: str, kind: str) -> str:
     """`line`, an analysis or comment. Raises UnreadableError if it is empty or too long."""
     if not any(character.isalnum() for character in line):
         raise UnreadableError(f"an empty {kind}")
-    if (words := len(line.split())) > LONGEST_ANALYSIS:
+    words = len(line.split())
+    if words > LONGEST_ANALYSIS:
         raise UnreadableError(
             f"the {kind} has {words} words, at most {ANALYSIS_WORDS} were asked for"
         )
@@ -520,8 +555,9 @@ def parse_comment(text: str, observation: Observation, right: Action) -> str:
     """A teacher's comment on one line. Raises ValueError if it is empty or too long, or names the
     best action.
     """
-    comment = _checked(plain_comment(text), "comment")
-    if name := named(comment, observation, right):
+    comment = _check_length(plain_comment(text), "comment")
+    name = named(comment, observation, right)
+    if name:
         raise ValueError(f"the comment names the right action: {name!r:.80}")
     return comment
 
@@ -535,16 +571,16 @@ def named(comment: str, observation: Observation, action: Action) -> str:
     >>> named("Pickup is due.", seen, 1), named("Take action 1.", seen, 1), named("Row 1 holds the passenger.", seen, 1)
     ('pickup', 'action 1', '')
     """
+    # 1. In words
     names = [action_words(observation, action)]
     if isinstance(action, ToolUse):
-        names = [
-            *(plain_text([call]) for call in action.calls),
-            *dict.fromkeys(call.name for call in action.calls),
-        ]
+        names = [plain_text([call]) for call in action.calls]
+        names += dict.fromkeys(call.name for call in action.calls)
     line = one_line(comment).casefold()
     for name in map(one_line, names):
         if re.search(rf"(?<!\w){re.escape(name.casefold())}(?!\w)", line):
             return name
+    # 2. By its number
     if isinstance(action, int):
         mark = re.escape(label(action).strip().casefold())
         match = re.search(
