@@ -34,7 +34,7 @@ from reflectkit.chat.config import (
     NoAnswerError,
     key_of,
 )
-from reflectkit.chat.journal import MALFORMED, Answer
+from reflectkit.chat.journal import MALFORMED, ChatAnswer
 from reflectkit.errors import ConfigError
 from reflectkit.keys import (
     PLAIN,
@@ -279,7 +279,7 @@ class Caller:
         limit: int,
         prompt_tokens: int,
         least: int | None = None,
-    ) -> Answer:
+    ) -> ChatAnswer:
         """The server's answer to `messages`, of at most `limit` tokens, or of `least` where the
         server's context holds no more. What the server refuses in a request is left out of this one
         and later ones, if they can do without.
@@ -355,7 +355,7 @@ class Caller:
         """Close the connections."""
         await self._client.close()
 
-    def _answer(self, response: Any, limit: int, prompt_tokens: int) -> Answer:
+    def _answer(self, response: Any, limit: int, prompt_tokens: int) -> ChatAnswer:
         """The answer in a success; a malformed body becomes an answer whose `refusal` says what is
         wrong.
         """
@@ -380,9 +380,9 @@ class Caller:
             count = limit if self.endpoint.thinks else min(limit, count_tokens(text))
         # 3. Without halves of surrogate pairs, and without keys
         text, refusal = _encodable(text), _encodable(refusal)
-        return Answer(masked(text), finish, redacted(refusal), read, count)
+        return ChatAnswer(masked(text), finish, redacted(refusal), read, count)
 
-    def _refusal(self, error: openai.APIStatusError) -> Answer:
+    def _refusal(self, error: openai.APIStatusError) -> ChatAnswer:
         """The answer for an error that openai gave up on. Raises NoAnswerError, NoAccessError."""
         status, message = error.status_code, redacted(_message(error))
         # 1. What may pass, though all retries failed
@@ -390,7 +390,7 @@ class Caller:
             reason = f"{self.endpoint} keeps answering {status}: {message}"
             raise NoAnswerError(reason, f"{reason}; {RESUMES}")
         if status == 400 and "content_filter" in f"{error.code} {_message(error)}":
-            return Answer("", "content_filter", "", 0, 0)
+            return ChatAnswer("", "content_filter", "", 0, 0)
         # 2. What the user must put right, and what is wrong with this request alone
         reasons = {
             401: f"does not accept the key in {self.endpoint.key_name}; set the right one",

@@ -22,7 +22,7 @@ from reflectkit.chat.config import (
     NoAnswerError,
     Prices,
 )
-from reflectkit.chat.journal import MALFORMED, Answer, Journal, open_journal
+from reflectkit.chat.journal import MALFORMED, ChatAnswer, Journal, open_journal
 from reflectkit.console import Progress
 from reflectkit.eventloop import in_thread, run_sync
 from reflectkit.jsonl import write_jsonl
@@ -144,7 +144,7 @@ class _Session:
         self.slots = asyncio.Semaphore(concurrency)
         self.connecting = asyncio.Lock()
         self.caller: Caller | None = None
-        self.calls: dict[str, asyncio.Task[Answer | None]] = {}
+        self.calls: dict[str, asyncio.Task[ChatAnswer | None]] = {}
         self.failure: Exception | None = None
 
     async def finish(self, while_: Callable[[], bool] = lambda: True) -> None:
@@ -366,9 +366,9 @@ class ChatClient:
             return 0
         return 1 + request.again - len(answers)
 
-    def _journal_answers(self, request: Request) -> list[Answer]:
+    def _journal_answers(self, request: Request) -> list[ChatAnswer]:
         """The answers to `request` in the journal, up to the first that is missing."""
-        answers: list[Answer] = []
+        answers: list[ChatAnswer] = []
         for attempt in range(1 + request.again):
             answer = self.journal.answers.get(self.key(request, attempt))
             if answer is None:
@@ -447,7 +447,7 @@ class ChatClient:
         parse: Callable[[str], Value],
     ) -> Outcome[Value]:
         """The outcome of one request. Raises what ended the session, if anything did."""
-        answers: list[Answer] = []
+        answers: list[ChatAnswer] = []
         value, rejected, reason, unparsed = None, None, "", 0
         # Whether all answers come from the journal
         is_replay = True
@@ -482,7 +482,7 @@ class ChatClient:
         session: _Session,
         request: Request,
         attempt: int,
-    ) -> Answer | None:
+    ) -> ChatAnswer | None:
         """An answer from the journal, a call in flight, or a new call; None if the budget does not
         allow one.
         """
@@ -509,7 +509,7 @@ class ChatClient:
         session: _Session,
         request: Request,
         key: str,
-    ) -> Answer | None:
+    ) -> ChatAnswer | None:
         """Make a call and keep its answer; None if the budget does not allow it."""
         limit = self._limit(request)
         max_cost = self.prices.cost(request.prompt_tokens * PROMPT_MARGIN, limit)
@@ -570,13 +570,13 @@ class ChatClient:
         completion_tokens: int,
     ) -> None:
         """Keep and pay the bill of an error."""
-        bill = Answer("", MALFORMED, "", prompt_tokens, completion_tokens)
+        bill = ChatAnswer("", MALFORMED, "", prompt_tokens, completion_tokens)
         key = f"{hashlib.sha256(body).hexdigest()}/{len(self.journal.answers)}"
         self.journal.add(key, self.endpoint.model, bill)
         self.budget.paid += self._cost(bill)
         self._count(key, bill)
 
-    def _count(self, key: str, answer: Answer) -> None:
+    def _count(self, key: str, answer: ChatAnswer) -> None:
         """Add the tokens and the cost of an answer, once."""
         if key in self._paid_keys:
             return
@@ -585,13 +585,13 @@ class ChatClient:
         self.completion_tokens += answer.completion_tokens
         self.cost_usd += self._cost(answer)
 
-    def _pay_for(self, answers: Iterable[Answer]) -> None:
+    def _pay_for(self, answers: Iterable[ChatAnswer]) -> None:
         """Count what this model's answers cost."""
         for answer in answers:
             if answer.model == self.endpoint.model:
                 self.budget.paid += self._cost(answer)
 
-    def _cost(self, answer: Answer) -> float:
+    def _cost(self, answer: ChatAnswer) -> float:
         return self.prices.cost(answer.prompt_tokens, answer.completion_tokens)
 
 
@@ -631,7 +631,7 @@ def client_at(
     )
 
 
-def _fault(answer: Answer, request: Request) -> str:
+def _fault(answer: ChatAnswer, request: Request) -> str:
     """Why an answer is incomplete, or ""."""
     if answer.finish_reason == MALFORMED:
         return answer.refusal
@@ -645,7 +645,7 @@ def _fault(answer: Answer, request: Request) -> str:
 
 
 def _value(
-    answer: Answer,
+    answer: ChatAnswer,
     request: Request,
     parse: Callable[[str], Value],
 ) -> Value:

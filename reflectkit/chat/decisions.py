@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from reflectkit.chat.calls import Caller, billed
 from reflectkit.chat.config import OPENAI, SYSTEM_ONE
-from reflectkit.chat.journal import MALFORMED, Answer
+from reflectkit.chat.journal import MALFORMED, ChatAnswer
 from reflectkit.jsonl import dumps
 from reflectkit.keys import masked, redacted
 from reflectkit.types import Message
@@ -38,7 +38,7 @@ class DecisionCaller(Caller):
         limit: int,
         prompt_tokens: int,
         least: int | None = None,
-    ) -> Answer:
+    ) -> ChatAnswer:
         """The server's answer to the one message, which is the body of the request without the
         model.
         """
@@ -62,7 +62,7 @@ class DecisionCaller(Caller):
         return self._answer(response, limit, prompt_tokens)
 
     @override
-    def _answer(self, response: Any, limit: int, prompt_tokens: int) -> Answer:
+    def _answer(self, response: Any, limit: int, prompt_tokens: int) -> ChatAnswer:
         # The answers as text, or what is wrong with them
         value, fault = response.extensions["value"], response.extensions["fault"]
         text, finish = "", "stop"
@@ -83,4 +83,4 @@ class DecisionCaller(Caller):
             read = prompt_tokens
         count = billed(value, "output_tokens") or 0
         text = text.encode("utf-8", "replace").decode()
-        return Answer(masked(text), finish, fault, read, count)
+        return ChatAnswer(masked(text), finish, fault, read, count)

@@ -24,7 +24,7 @@ MALFORMED = "malformed"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChatAnswer:
     """What came back. finish_reason: "stop", "length", "content_filter", …; prompt_tokens,
     completion_tokens: as billed. model: whose it is, in a journal.
     """
@@ -48,11 +48,11 @@ class Journal:
 
     def __init__(self, path: Path, file: IO[bytes] | None = None) -> None:
         self.path, self.file = path, file
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, ChatAnswer] = {}
         self.damaged = 0
         self._read_to: dict[Path, int] = {}
 
-    def add(self, key: str, model: str, answer: Answer) -> None:
+    def add(self, key: str, model: str, answer: ChatAnswer) -> None:
         """Keep `answer`; the operating system has it when this returns."""
         assert self.file is not None, "the journal was opened for reading"
         answer = replace(answer, model=model)
@@ -61,7 +61,7 @@ class Journal:
         self.file.flush()
         self.answers[key] = answer
 
-    def catch_up(self, others: Iterable[Path]) -> list[Answer]:
+    def catch_up(self, others: Iterable[Path]) -> list[ChatAnswer]:
         """Read what was added to the journals of other processes since the last call: all of these
         answers.
         """
@@ -71,7 +71,7 @@ class Journal:
                 new += self.read(path, file)[0]
         return new
 
-    def read(self, path: Path, file: IO[bytes]) -> tuple[list[Answer], int]:
+    def read(self, path: Path, file: IO[bytes]) -> tuple[list[ChatAnswer], int]:
         """The answers in the whole lines of `file` that were not read before, and where the last of
         them ends.
         """
@@ -86,7 +86,7 @@ class Journal:
                 if record.pop(CHECKSUM) != _checksum(record):
                     raise ValueError("the line was changed")
                 key = record.pop("key")
-                answer = Answer(**record)
+                answer = ChatAnswer(**record)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 self.damaged += path == self.path
                 continue

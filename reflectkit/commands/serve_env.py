@@ -152,7 +152,7 @@ def app_of(
     from openenv.core.env_server.types import Action, EnvironmentMetadata, State
     from openenv.core.env_server.types import Observation as Seen
 
-    from reflectkit.envs.adapters.endpoint import Guard
+    from reflectkit.envs.adapters.endpoint import TokenGuard
 
     # 1. What the environment offers, by its first problem
     kind, last = setup.kind, list(tasks)[-1]
@@ -344,7 +344,7 @@ def app_of(
         Served, action_type, CallToolObservation if calls else text_type, sessions, env_name=setup.env_name,
         reset_observation_cls=text_type, mode="simulation",
     )  # fmt: skip
-    app.add_middleware(Guard, token=token)
+    app.add_middleware(TokenGuard, token=token)
     return app
 
 

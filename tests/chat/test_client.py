@@ -16,7 +16,7 @@ import pytest
 
 from reflectkit.chat.client import Budget, ChatClient, Request, open_client
 from reflectkit.chat.config import ApiError, Endpoint, NoAccessError, Prices, parse_endpoint
-from reflectkit.chat.journal import Answer, open_journal
+from reflectkit.chat.journal import ChatAnswer, open_journal
 from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.eventloop import run_sync
 from reflectkit.keys import masked
@@ -525,7 +525,7 @@ def test_unknown_teachers_and_bad_addresses_are_refused_without_a_key(
     assert KEY not in str(caught.value)
 
 
-ANSWER = Answer("Zwei Euro, “sagt sie”.", "stop", "", 100, 20)
+ANSWER = ChatAnswer("Zwei Euro, “sagt sie”.", "stop", "", 100, 20)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from reflectkit.envs.memory.generate import conversation
 from reflectkit.envs.memory.problems import answers_of, chunked, read_parquet, read_text, source_of, text_files
 from reflectkit.envs.memory.retrieval import Extractive, nearest, related
 from reflectkit.envs.memory.rewards import ConversationFact, ValidFacts, calls_done, compression, content
-from reflectkit.envs.memory.scoring import Question, score, scores
+from reflectkit.envs.memory.scoring import MemoryQuestion, score, scores
 from reflectkit.envs.memory.store import (
     CORE,
     CORE_TOKENS,
@@ -296,9 +296,11 @@ CASES = [
 ]
 
 
-def question_of(source: str, right: Any) -> Question:
+def question_of(source: str, right: Any) -> MemoryQuestion:
     kind = source_of(source)
-    return Question("?", tuple(answers_of({"answer": right}, kind, TITLES)), kind.kind, titles=tuple(TITLES.values()))
+    return MemoryQuestion(
+        "?", tuple(answers_of({"answer": right}, kind, TITLES)), kind.kind, titles=tuple(TITLES.values())
+    )
 
 
 @pytest.mark.parametrize(("source", "right", "answer", "expected"), CASES)
@@ -318,8 +320,8 @@ def test_scores_of_each_source_by_hand(source: str, right: Any, answer: str, exp
     ],
 )
 def test_scores_of_our_own_rules_by_hand(kind: str, right: str, answer: str, expected: float) -> None:
-    assert score(Question("?", (right,), kind), answer) == expected
-    assert score(Question("?", (right,), kind, wrong=(answer,)), answer) == 0.0
+    assert score(MemoryQuestion("?", (right,), kind), answer) == expected
+    assert score(MemoryQuestion("?", (right,), kind, wrong=(answer,)), answer) == 0.0
 
 
 class Says:

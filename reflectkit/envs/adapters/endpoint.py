@@ -71,7 +71,7 @@ class RequestError(Exception):
         self.status, self.code, self.kind = status, code, kind
 
 
-class _Part(BaseModel):
+class _RequestPart(BaseModel):
     """A part of a request, in which null is as good as nothing: whoever stores messages in columns
     has it.
     """
@@ -84,7 +84,7 @@ class _Part(BaseModel):
         return {key: inner for key, inner in value.items() if inner is not None}
 
 
-class _Function(_Part):
+class _Function(_RequestPart):
     """A tool, a call of one, or the choice of one."""
 
     name: str = Field(pattern=rf"^{NAME}$")
@@ -101,7 +101,7 @@ class _Function(_Part):
         return arguments
 
 
-class _Tool(_Part):
+class _Tool(_RequestPart):
     id: str = ""
     type: Literal["function"] = "function"
     function: _Function
@@ -113,12 +113,12 @@ class _Tool(_Part):
         return {"function": value} if isinstance(value, dict) and "function" not in value else value
 
 
-class _ContentPart(_Part):
+class _ContentPart(_RequestPart):
     type: str
     text: str = ""
 
 
-class _Message(_Part):
+class _Message(_RequestPart):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[_ContentPart] | None = None
     tool_calls: list[_Tool] | None = None
@@ -134,7 +134,7 @@ class _Message(_Part):
         return self.content or ""
 
 
-class _Request(_Part):
+class _Request(_RequestPart):
     model: str
     messages: list[_Message] = Field(min_length=1)
     tools: list[_Tool] | None = None
@@ -529,12 +529,12 @@ def application(
         ),
         middleware=[
             Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts]),
-            Middleware(Guard, token=token),
+            Middleware(TokenGuard, token=token),
         ],
     )
 
 
-class Guard:
+class TokenGuard:
     """Lets in who sends the token; without a token, who is no web page."""
 
     def __init__(self, app: Any, token: str) -> None:

@@ -54,7 +54,7 @@ from reflectkit.envs.memory.retrieval import (
     retriever,
 )
 from reflectkit.envs.memory.rewards import ConversationFact, ValidFacts
-from reflectkit.envs.memory.scoring import ROUGE, Question, Text, rouge_scorer, scores
+from reflectkit.envs.memory.scoring import ROUGE, MemoryQuestion, Text, rouge_scorer, scores
 from reflectkit.envs.memory.store import (
     CORE,
     DELETE,
@@ -280,7 +280,7 @@ class MemorySettings(Config):
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class ReaderAdvice:
     """How the reader answers a source's questions; see `env.Query`."""
 
     advice: str = ""
@@ -294,9 +294,9 @@ class Conversation:
     """
 
     chunks: Annotated[tuple[Text, ...], Field(min_length=1)]
-    questions: Annotated[tuple[Question, ...], Field(min_length=1)]
+    questions: Annotated[tuple[MemoryQuestion, ...], Field(min_length=1)]
     facts: tuple[tuple[ConversationFact, ...], ...] | None = None
-    query: Advice = Advice()
+    query: ReaderAdvice = ReaderAdvice()
     titles: tuple[Text, ...] = ()
 
 

@@ -26,7 +26,7 @@ from reflectkit.env import ANSWER_TOKENS
 from reflectkit.envs.memory.env import level_of
 from reflectkit.envs.memory.generate import LONG, SHORT, conversation
 from reflectkit.envs.memory.retrieval import SENTENCES
-from reflectkit.envs.memory.scoring import RUBRIC, Question
+from reflectkit.envs.memory.scoring import RUBRIC, MemoryQuestion
 from reflectkit.envs.problems import Generated, ProblemGenerator
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import read_json, read_json_list, text_of
@@ -346,7 +346,7 @@ def read_text(path: Path, chunk_tokens: int) -> Task:
     questions_path = path.with_name(path.stem + QUESTIONS)
     questions = []
     for number, question in enumerate(read_json_list(questions_path)):
-        from_json(Question, question, path=f"{questions_path}, question {number}")
+        from_json(MemoryQuestion, question, path=f"{questions_path}, question {number}")
         fields = ("question", "answer", "kind", "wrong")
         questions.append({name: question[name] for name in fields if name in question})
     data = {"chunks": chunks, "questions": questions, "source": path.stem}

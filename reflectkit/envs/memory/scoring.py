@@ -48,7 +48,7 @@ def _alternatives(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class MemoryQuestion:
     """A question about a conversation, as tasks and files of questions have it."""
 
     question: str
@@ -68,7 +68,7 @@ class Question:
     """
 
 
-def score(question: Question, answer: str) -> float:
+def score(question: MemoryQuestion, answer: str) -> float:
     """The score of `answer`, 0 … 1, by the question's rule. Reasoning before `</think>` does not
     count; reasoning that has no end is no answer.
     """
@@ -81,7 +81,7 @@ def score(question: Question, answer: str) -> float:
 
 
 def scores(
-    questions: Sequence[Question],
+    questions: Sequence[MemoryQuestion],
     answers: Sequence[str],
     judge: Judge | None,
 ) -> list[float] | Awaitable[list[float]]:
@@ -136,7 +136,7 @@ def _normalised(text: str) -> str:
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
-def _normal(question: Question, answer: str) -> bool:
+def _normal(question: MemoryQuestion, answer: str) -> bool:
     text = _normalised(answer)
     for right in question.answers:
         short = _normalised(right)
@@ -146,7 +146,7 @@ def _normal(question: Question, answer: str) -> bool:
     return False
 
 
-def _keywords(question: Question, answer: str) -> float:
+def _keywords(question: MemoryQuestion, answer: str) -> float:
     parts = []
     for right in question.answers:
         parts += [part.strip() for part in re.split(r"[;,]", plain(right))]
@@ -160,13 +160,13 @@ def _in_box(answer: str) -> str:
     return (match[1] if match else answer).strip()
 
 
-def _label(question: Question, answer: str) -> bool:
+def _label(question: MemoryQuestion, answer: str) -> bool:
     label = _in_box(answer).strip("\"'").strip()
     labels = [right.strip("\"'").strip() for right in question.answers]
     return label.isdecimal() and label in labels
 
 
-def _rouge(question: Question, answer: str) -> float:
+def _rouge(question: MemoryQuestion, answer: str) -> float:
     match = ANSWER.search(answer)
     short = (match[1] if match else answer.partition("\n")[0]).strip()
     best = 0.0
@@ -189,7 +189,7 @@ def rouge_scorer() -> Any:
     return RougeScorer(["rougeL"], use_stemmer=True)
 
 
-def _recommend(question: Question, answer: str) -> float:
+def _recommend(question: MemoryQuestion, answer: str) -> float:
     # 1. The items: without the year in brackets, and without their numbers
     _, mark, rest = answer.partition("1.")
     lines = (rest if mark else answer.replace(",", "\n")).split("\n")
@@ -229,7 +229,7 @@ def nearest(name: str, titles: Sequence[str]) -> str:
     return titles[int(np.argmin(row_TL[np.arange(len(titles)), lengths_T]))]
 
 
-def _rubric(question: Question, answer: str) -> float:
+def _rubric(question: MemoryQuestion, answer: str) -> float:
     words: set[str] = set()
     for right in question.answers:
         words.update(content_words(right))
@@ -238,19 +238,19 @@ def _rubric(question: Question, answer: str) -> float:
     return len(words.intersection(content_words(answer))) / len(words)
 
 
-def _share(question: Question, answer: str) -> float:
+def _share(question: MemoryQuestion, answer: str) -> float:
     return sum(plain(right) in plain(answer) for right in question.answers) / len(question.answers)
 
 
-def _contain(question: Question, answer: str) -> bool:
+def _contain(question: MemoryQuestion, answer: str) -> bool:
     return any(_within(plain(right), plain(answer)) for right in question.answers)
 
 
-def _boxed(question: Question, answer: str) -> bool:
+def _boxed(question: MemoryQuestion, answer: str) -> bool:
     return _in_box(answer) in {right.strip() for right in question.answers}
 
 
-RULES: dict[str, Callable[[Question, str], float]] = {
+RULES: dict[str, Callable[[MemoryQuestion, str], float]] = {
     # one of the alternatives, as whole words
     "contain": _contain,
     # equal to one of the alternatives
