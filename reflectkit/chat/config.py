@@ -124,6 +124,7 @@ def parse_endpoint(
     # 1. What it is
     kind, _, model = text.partition(":")
     if kind not in (KEYS | DECISION_KEYS if decides else KEYS) or not model:
+        # A hint with the name that was written, if it may be a model's
         name = text if text and ":" not in text and "/" not in text else "MODEL"
         raise ConfigError(
             f"{flag} {text!r}: write {alternatives}openai:{name}, azure:DEPLOYMENT or local:{name}"
@@ -210,6 +211,7 @@ def prices_of(
     from genai_prices import Usage, calc_price
 
     try:
+        # 1,000 tokens each way, scaled to a million
         provider = "openai" if kind in AT_OPENAI else kind
         price = calc_price(
             Usage(input_tokens=TOKENS, output_tokens=TOKENS),

@@ -102,6 +102,7 @@ class EnvModel:
         try:
             outcomes = await client.ask_all(requests, lambda _, text: parse(text))
         except ApiError as error:
+            # Calls that failed together count once
             self._failures = max(self._failures, failures + 1)
             cause = str(error).replace("--base-url", f"--{self.role}-url")
             reason = f"{who} cannot be asked: {cause}"
@@ -157,6 +158,7 @@ class EnvModel:
             with contextlib.suppress(JournalHeldError):
                 self._client = self._stack.enter_context(client)
                 return self._client
+            # Another process holds this one: the next has a number in its name
             number += 1
             journal = self.journal.with_stem(f"{self.journal.stem}-{number}")
 
@@ -178,6 +180,7 @@ class ChatReader(EnvModel):
         """
         requests = []
         for query, texts in zip(queries, memories, strict=True):
+            # A list of notes, then the question
             notes = "\n".join(f"- {text}" for text in texts) or "(none)"
             instructions = f"{query.advice} {CARE}" if query.advice else READING
             text = f"Notes:\n{notes}\n\nQuestion: {query.question}"
@@ -236,6 +239,7 @@ class ChatUser(EnvModel):
 
         The model is the assistant in its conversation, and the agent is the user.
         """
+        # A model answers a user's message, so the agent begins with a greeting
         messages = [Message("system", f"{CONDUCT}\n\n{instructions}"), Message("user", GREETING)]
         for message in conversation:
             role: Literal["assistant", "user"] = "assistant" if message.role == "user" else "user"
@@ -249,6 +253,7 @@ def _turn(text: str) -> UserTurn:
     """What the model wrote, without reasoning, which servers may leave in the text. Raises
     ValueError if that is nothing.
     """
+    # After the end of a thought, and before the beginning of another
     text = text.rpartition(THOUGHT[1])[2].partition(THOUGHT[0])[0]
     words = text.replace(STOP, " ").strip()
     if not words and STOP not in text:

@@ -56,6 +56,7 @@ class Journal:
         """Keep `answer`; the operating system has it when this returns."""
         assert self.file is not None, "the journal was opened for reading"
         answer = replace(answer, model=model)
+        # The checksum tells of a line that a full disk or a person changed
         record = {"key": key, "model": model, **asdict(answer)}
         self.file.write(json.dumps(record | {CHECKSUM: _checksum(record)}).encode() + b"\n")
         self.file.flush()
@@ -88,6 +89,7 @@ class Journal:
                 key = record.pop("key")
                 answer = ChatAnswer(**record)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                # Damage in others' journals is theirs to report
                 self.damaged += path == self.path
                 continue
             self.answers.setdefault(key, answer)
@@ -113,6 +115,7 @@ def open_journal(path: Path, *, write: bool = True) -> Iterator[Journal]:
         if not take(file):
             raise JournalHeldError(f"another process writes into {path}; wait for it, or stop it")
         journal = Journal(path, file)
+        # Reading also tells where the whole lines end
         file.truncate(journal.read(path, file)[1])
         yield journal
 

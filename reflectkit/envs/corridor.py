@@ -58,6 +58,7 @@ class CorridorTeacher(Teacher):
 
     def mistakes(self) -> list[int]:
         """Left, except in the first cell, where it would change nothing."""
+        # A move that changes nothing would show no mistake
         return [0] if self.env.place > 0 else []
 
     def note(self) -> str:
@@ -119,6 +120,7 @@ class Corridor(ChoiceEnv):
         return STEP_REWARD * steps_left
 
     def _text(self) -> str:
+        # The goal is the last cell, and T covers what it stands on
         cells = ["."] * (self.size - 1) + ["G"]
         cells[self.place] = "T"
         return "Reach G. You are T.\n" + " ".join(cells)

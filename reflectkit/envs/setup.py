@@ -170,6 +170,7 @@ class EnvSetup:
         chat: ChatConfig | None = None,
     ) -> EnvSetup:
         """The environment of a command with these settings."""
+        # How the env's own chat models are asked
         limits = (chat.timeout_s, chat.concurrency, chat.max_answer_tokens) if chat else ()
         return cls(env.name, run.data_dir, env.settings, env.shuffle_action, horizon, *limits)
 
@@ -318,6 +319,7 @@ class EnvSetup:
         """
         if setting.endpoint is None:
             return None
+        # One for all episodes, as it holds the journal and the budget
         place = setting.asker, setting.endpoint, self.env_folder / f"{setting.name}.jsonl"
         asker = _asker(*place, self.timeout_s, self.concurrency, setting.budget_usd)
         if hasattr(asker, "max_answer_tokens"):

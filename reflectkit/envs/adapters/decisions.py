@@ -50,7 +50,9 @@ class LabelledTasks(Taskset):
         # The first line with a state names the group of all lines with it
         first: dict[str, str] = {}
         for line, row in read_jsonl(path):
+            # Raises DataError for a row that is none
             labelled(row, path, line)
+            # Other columns are of no use to the env
             data = {name: row[name] for name in COLUMNS if row.get(name) is not None}
             group = first.setdefault(dumps(row["state"]), str(line))
             tasks.append(Task(str(line), self.env.name, level, group, data))

@@ -614,7 +614,7 @@ async def _unless_gone(request: Request, work: Any) -> Any:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    # Whichever ends first
+    # The answer, or the end of the connection
     tasks = [asyncio.ensure_future(work), asyncio.ensure_future(gone())]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -156,6 +156,7 @@ class GymnasiumGame:
                     f"{code_place(type(bare))}: {name} has no {space}, a space of Gymnasium; {FITS}"
                 )
         self.renders = not isinstance(self.env.observation_space, spaces.Text)
+        # A picture in characters, where observations are no texts
         if self.renders and "ansi" in ((self.env.metadata or {}).get("render_modes") or ()):
             self.env.close()
             try:
@@ -243,6 +244,7 @@ class GymnasiumGame:
                 f"{place}: action_mask is {brief(mask)}; give 0 or 1 for each of {len(self.names)}"
                 " actions"
             )
+        # As in Gymnasium's Taxi, 1 is for a legal action
         return [name for name, legal in zip(self.names, mask, strict=True) if legal]
 
     def _text(self, observation: Any) -> str:

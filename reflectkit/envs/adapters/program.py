@@ -302,6 +302,7 @@ class _Endpoint:
 
     async def _serve(self, port: asyncio.Future[int]) -> None:
         app = application(self.runs.get, "policy", hosts=LOOPBACK, any_model=True)
+        # Any free port
         async with serving(app, LOOPBACK[0], 0) as number:
             port.set_result(number)
             await asyncio.Event().wait()
@@ -566,10 +567,12 @@ def env_of(rest: str) -> type[Env]:
         raise ConfigError(
             '--env program: write the command, e.g. program:"python my_agent.py {task}"'
         )
+    # The most common mistake: the script is elsewhere
     script = command[1] if command[1:] and Path(command[0]).name.startswith("python") else ""
     if script.endswith(".py") and "{" not in script and not Path(script).exists():
         raise ConfigError(f"--env program: no file {script}; check the command")
     names = [Path(part).name for part in command]
+    # A name for the folders of data and results
     title = "-".join(["program", *names])
     # Another program could have the same title
     if names[1:] != list(command[1:]) or len(title) > LONGEST_TITLE:

@@ -144,6 +144,7 @@ def prompt_messages(prompt: Any, where: str) -> tuple[Message, ...]:
     calls = [message.get("tool_calls") for message in prompt if isinstance(message, Mapping)]
     messages = [] if any(calls) else [_message(message, where) for message in prompt]
     messages = messages or _with_calls(prompt, where)
+    # The policy writes the next message, and continues none
     if messages[-1].role == "assistant":
         raise DataError(
             where,
@@ -169,7 +170,7 @@ def _message(message: Any, where: str) -> Message:
 
 def _with_calls(prompt: Any, where: str) -> list[Message]:
     """Messages with calls in OpenAI's form. Raises DataError."""
-    # Here, as it costs a server's imports
+    # Not at the top, as it imports a server
     from reflectkit.envs.adapters.endpoint import Conversations, RequestError
 
     try:
@@ -214,6 +215,7 @@ class Prompts(Env):
         row = self._row
         completion: Any = text
         if not isinstance(row["prompt"], str):
+            # In the form of the prompt, as TRL has it
             completion = [{"role": "assistant", "content": text}]
         reward, info = await score(self.settings.reward, row, completion, self._ids.ids)
         return StepResult(self._observation, reward, True, info=info)

@@ -86,6 +86,7 @@ def reward_function(spec: str) -> tuple[str, Any, float]:
             f"--reward {spec}: write FILE.py:FUNCTION or FILE.py:FUNCTION=WEIGHT, e.g."
             " my.py:exact=0.5"
         )
+    # Functions written for TRL's trainer may ask for its state
     state = inspect.signature(function).parameters.get(TRAINER_STATE)
     if state is not None and state.default is state.empty:
         raise ConfigError(
@@ -211,6 +212,7 @@ class _Log:
             )
         (value,) = values
         try:
+            # Episodes' records are JSON
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
             value = str(value)

@@ -137,6 +137,7 @@ def inside(root: Path, name: object) -> Path | None:
     """The folder of the game called `name` in `root`; None for an invalid name, or a way out of
     `root`.
     """
+    # A task file may come from anywhere
     if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name.split("/"):
         return None
     return (root / name).resolve()
@@ -159,6 +160,7 @@ def read(folder: Path) -> tuple[GameRecord, Playable]:
         raise DataError(
             folder, "movable receptacles and slices are left out, as the benchmark leaves them out"
         )
+    # Both files, in the form of the current package
     record, playable = _read(GameRecord, folder / RECORD), _read(Playable, folder / GAME)
     if WORDING not in playable.grammar:
         raise DataError(

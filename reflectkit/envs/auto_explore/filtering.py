@@ -512,7 +512,7 @@ def _members(source: Path) -> Members:
         for count, member in enumerate(stream):
             if count > MEMBERS:
                 raise RepositoryRefusedError(f"more than {MEMBERS} files")
-            # Where the next member should begin; tarfile would read past the end for it
+            # The offset is where the next member should begin; tarfile would read on past the end
             meter.check(stream.offset)
             # Sparse files are bombs, too
             plain = None if member.isdir() else member.isreg() and not member.issparse()

@@ -233,6 +233,7 @@ def env_of(domain: str) -> type[Env]:
         raise ConfigError(
             f"--env beeline:{domain} needs beelinebench; run pip install 'reflectkit[beeline]'"
         )
+    # One class for each domain, so that each has folders of its own
     title = f"beeline-{domain}"
     attributes = {
         "name": title,

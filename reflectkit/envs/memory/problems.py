@@ -164,6 +164,7 @@ def read_parquet(path: Path, titles: Mapping[str, str]) -> Iterator[Task]:
                 yield _task(f"{path}, row {number}", number, row, titles)
                 number += 1
     except (pyarrow.ArrowException, OSError) as error:
+        # pyarrow's messages go on with details of its own
         reason = str(error).splitlines()[0][:120]
         raise DataError(path, f"cannot be read as parquet ({reason}); download it again") from None
 
@@ -188,6 +189,7 @@ def _task(
             raise DataError(
                 where, f"the id {error} has no title; give the file of ids as --titles"
             ) from None
+        # Questions without an answer cannot be scored
         question = entry.get("question")
         if isinstance(question, str) and question.strip() and answers:
             answer = answers[0] if len(answers) == 1 else answers
@@ -213,6 +215,7 @@ def _listed(
     """The column `field`, a list of `kind` or its JSON text."""
     value = row.get(field)
     with contextlib.suppress(ValueError):
+        # The published files have lists as JSON texts
         value = json.loads(value) if isinstance(value, str) else value
     if not isinstance(value, list) or not all(isinstance(entry, kind) for entry in value):
         expected = "texts" if kind is str else "questions with answers"
@@ -302,6 +305,7 @@ class MemoryProblems(ProblemGenerator):
                 else:
                     tasks += read_parquet(source, titles)
                 bar.advance()
+        # An id tells problems apart in splits and results
         if len({task.id for task in tasks}) < len(tasks):
             raise DataError(
                 path,
@@ -390,6 +394,7 @@ def _short(piece: str, most: int) -> Iterator[str]:
 
 def _sentences(text: str) -> Iterator[str]:
     """The sentences, each with the white space after it."""
+    # A sentence keeps the white space after it, so that chunks join as they were
     ends = [match.end() for match in SENTENCES.finditer(text)]
     for start, end in itertools.pairwise([0, *ends, len(text)]):
         yield text[start:end]

@@ -158,5 +158,6 @@ def agrees(said: str) -> bool:
     >>> agrees("yes, no problem."), agrees("no, not that one."), agrees("i am not sure.")
     (True, False, False)
     """
+    # "No problem" after a yes takes nothing back
     first = YES_OR_NO.search(said)
     return first is not None and first["yes"] is not None

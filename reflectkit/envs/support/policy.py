@@ -51,6 +51,7 @@ class Rule:
     needs_look_up: bool = True
 
 
+# How users and agents name each rule; the oracle uses the first words
 RULES: Mapping[RuleName, Rule] = {
     "shipped": Rule(
         "it has shipped",
@@ -147,6 +148,7 @@ Kind = Literal[
     "danger",
 ]
 """What a request is about: one of `CHANGES` or `QUESTIONS`, an extra credit, or an injury."""
+# Those that change a record
 CHANGES: tuple[Kind, ...] = (
     "cancel",
     "address",

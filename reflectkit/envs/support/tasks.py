@@ -179,6 +179,7 @@ def allowed(shopper: Shopper, kind: str) -> UserRequest:
     match kind:
         case "cancel":
             order, record = shopper.order(PENDING)
+            # What the user says first, and what they change it to
             first, then = chance.sample(REASONS, 2)
             call = ToolCall("cancel_order", {"order": order, "reason": then})
             facts = {"order": order, "reason": first}
@@ -311,6 +312,7 @@ def forbidden(shopper: Shopper, wish: str) -> UserRequest:
         case "return elsewhere":
             order, record = shopper.order(DELIVERED, is_recent)
             payment = shopper.kind_of(shopper.other_payment(record))
+            # The user's words would not tell the two apart
             if payment == shopper.kind_of(record["payment"]):
                 raise UnfitError
             item, _ = shopper.split(chance.choice(record["items"]))
@@ -323,6 +325,7 @@ def forbidden(shopper: Shopper, wish: str) -> UserRequest:
         case "someone else's":
             orders = shopper.tables["orders"]
             order = chance.choice(list(orders))
+            # It must be another customer's, and pending, so that only one rule forbids it
             if orders[order]["customer"] == shopper.customer or orders[order]["status"] != PENDING:
                 raise UnfitError
             return shopper.forbidden(
@@ -427,6 +430,7 @@ def _requests(
     requests = []
     for wish in wishes:
         make = forbidden if wish in FORBIDDEN else allowed
+        # Each uses up what it is about
         requests.append(make(shopper, wish))
     if shopper.changes & shopper.queries:
         raise UnfitError

@@ -93,6 +93,7 @@ def find_customer_by_name(ledger: Ledger, name: str, city: str) -> Record:
 def get_customer(ledger: Ledger, customer: str) -> Record:
     """A customer's address, payment methods and orders."""
     record = _record(ledger, "customers", customer)
+    # A payment method's number tells the user nothing
     payments = {payment: ledger.of("payments", payment)["kind"] for payment in record["payments"]}
     return {
         "name": record["name"],
@@ -269,6 +270,7 @@ def _replace(
     new_item: str,
 ) -> float:
     """Put `new_item` in the place of `item`, and return what the order now costs."""
+    # The new item need not be of the same product: that is the policy's matter
     old, new = _item_of(ledger, record, item), _record(ledger, "items", new_item)
     # Stock and prices are those of this episode
     if new["stock"] < 1:
@@ -277,6 +279,7 @@ def _replace(
     items[items.index(item)] = new_item
     # The old item goes back on the shelf
     total = euros(record["paid"] - old["price"] + new["price"])
+    # The shelf, and then the order
     ledger.change("items", item, stock=old["stock"] + 1)
     ledger.change("items", new_item, stock=new["stock"] - 1)
     ledger.change("orders", order, items=items, paid=total)
@@ -285,6 +288,7 @@ def _replace(
 
 def _text(value: str) -> str:
     """`value` on one line."""
+    # An agent may write an address over several lines
     text = " ".join(value.split())
     if not text:
         raise RefusedCallError("the address is empty")

@@ -186,6 +186,7 @@ class Tau(ConversationEnv):
         if place.index >= len(problems):
             has = f"tau_bench has {pluralize(len(problems), 'task')} {where}, from 0"
             raise DataError(task.id, has, field="data.index")
+        # The digest covers the task and its whole domain
         self._problem = problems[place.index]
         if self._problem.digest != place.digest:
             raise DataError(
@@ -206,6 +207,7 @@ class Tau(ConversationEnv):
         return self._domain.tools
 
     def _before(self, meaning: ToolCall | str | Refusal) -> None:
+        # Nobody would answer
         if self.user is None and isinstance(meaning, str) and meaning != self.closing:
             raise ConfigError(
                 "env 'tau' needs a user for replies; give --user openai:MODEL, or --user"

@@ -189,7 +189,7 @@ class Domain:
         # 2. The call
         try:
             with warnings.catch_warnings():
-                # What `calculate` says about odd expressions
+                # Python warns of the odd expressions that agents let it calculate
                 warnings.simplefilter("ignore", SyntaxWarning)
                 result = tool.invoke(data=tables, **deepcopy(call.arguments))
         except Exception as error:  # as the package does: the agent reads it
