@@ -16,7 +16,7 @@ from reflectkit.data.episodes import episode_to_json
 from reflectkit.data.problems import read_records
 from reflectkit.env import Context
 from reflectkit.envs import cluster_of
-from reflectkit.envs.auto_explore.env import FOUND, NOT_HERE
+from reflectkit.envs.auto_explore.env import RIGHT_FILE, WRONG_FILE
 from reflectkit.envs.setup import EnvSetup
 from reflectkit.models.labels import completion_ids, prompt_ids
 from reflectkit.models.load import load_player
@@ -67,10 +67,10 @@ class Verifier:
         noted = comment.partition(f" {file} ")[0]
         ids = prompt_ids(sampler.tokenizer, reflection_prompt(observation))
         ids += completion_ids(sampler.tokenizer, f" {noted}")
-        verdicts = [f" {text.format(file=file)}" for text in (*FOUND, *NOT_HERE)]
+        verdicts = [f" {text.format(file=file)}" for text in (*RIGHT_FILE, *WRONG_FILE)]
         labels = tuple(tuple(completion_ids(sampler.tokenizer, verdict)) for verdict in verdicts)
         scored = await sampler.sample(SampleRequest(tuple(ids), labels, temperature=0))
-        return math.fsum(map(math.exp, scored.label_logprobs[: len(FOUND)]))
+        return math.fsum(map(math.exp, scored.label_logprobs[: len(RIGHT_FILE)]))
 
 
 def play(setup: EnvSetup, lines: Sequence[Mapping[str, Any]], policy: Path, reflector: Path) -> list[Any]:

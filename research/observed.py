@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 
 from reflectkit.env import Teacher
 from reflectkit.envs.auto_explore.env import (
-    ASKED,
-    FOUND,
-    NAMED,
-    NOT_HERE,
+    RIGHT_FILE,
     TO_FILE,
     TO_FOLDER,
     TO_TOP,
+    TOPIC,
+    WORDS_IN_COMMENT,
+    WRONG_FILE,
     AutoExplore,
     AutoExploreTeacher,
     places_of_words,
@@ -201,13 +201,13 @@ class SeenAutoExploreTeacher(AutoExploreTeacher):
         verb, _, file = done[-1].partition(" ")
         if verb == "cat":
             places = places_of_words(output)
-            noted = [(word, places.get(stem(word.lower()))) for word in asked[:NAMED]]
+            noted = [(word, places.get(stem(word.lower()))) for word in asked[:WORDS_IN_COMMENT]]
             parts = [", ".join(f'{word} in "{place}"' if place else f"no {word}" for word, place in noted) + "."]
             if found(f"{file} {output}") >= ENOUGH * len(asked):
-                return " ".join([*parts, generator.choice(FOUND).format(file=file)])
-            parts.append(generator.choice(NOT_HERE).format(file=file))
+                return " ".join([*parts, generator.choice(RIGHT_FILE).format(file=file)])
+            parts.append(generator.choice(WRONG_FILE).format(file=file))
         else:
-            parts = [generator.choice(ASKED).format(words=", ".join(asked[:NAMED]) or "something")]
+            parts = [generator.choice(TOPIC).format(words=", ".join(asked[:WORDS_IN_COMMENT]) or "something")]
         commands = self.env.commands
         new = [name for name in commands if name[:4] == "cat " or (name[:3] == "cd " and name not in (UP, *done))]
         if not new and UP in commands:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reflectkit.envs.auto_explore.env import FOUND, TO_FILE, TO_FOLDER
+from reflectkit.envs.auto_explore.env import RIGHT_FILE, TO_FILE, TO_FOLDER
 from reflectkit.envs.auto_explore.repository import UP
 from reflectkit.envs.taxi import ABOARD, DROPOFF, PICKUP, TAXI_V4, View, encode
 from reflectkit.files import included_repositories
@@ -43,7 +43,7 @@ def obey_explore(observation: Observation, comment: str) -> int:
     """AutoExplore's command that `comment` asks for: to name, read or enter what its last sentence is about, or to go
     up. A file that was read before is named. Where nothing fits, the first command.
     """
-    asked = {"id": FOUND, "cd": TO_FOLDER, "cat": TO_FILE}
+    asked = {"id": RIGHT_FILE, "cd": TO_FOLDER, "cat": TO_FILE}
     names = {command.partition(" ")[2] for command in observation.choices}
     for verb, wordings in asked.items():
         # a name may end like another one: the longest is meant
