@@ -109,7 +109,8 @@ class DatasetTasks(Taskset):
         for number, row in enumerate(data.rows, start=1):
             prompt_messages(row["prompt"], f"{dataset}, row {number}")
         # 2. No code may ask for a column that has no form in JSON
-        functions = [reward_function(spec)[1] for spec in self.settings.reward]
+        rewards = getattr(self.settings, "reward", ())
+        functions = [reward_function(spec)[1] for spec in rewards]
         plain = getattr(self.env, "plain_type", None)
         if plain:
             functions.append(plain.reset)
