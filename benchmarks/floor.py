@@ -15,7 +15,7 @@ import torch
 from benchmarks.rl import decoding_floor
 from benchmarks.sft import bare_pass
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.scoring import right_pad
+from reflectkit.models.rows import right_pad
 from reflectkit.train.microbatch import packed, units
 from reflectkit.types import Sample
 

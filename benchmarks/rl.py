@@ -21,13 +21,14 @@ from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.console import Bar
 from reflectkit.env import Context, Env
 from reflectkit.eventloop import result_of, run_sync
+from reflectkit.models.architecture import CACHE
 from reflectkit.models.labels import prompt_ids
 from reflectkit.models.load import LoadedModel, pick_device
-from reflectkit.models.scoring import CACHE, right_pad
+from reflectkit.models.rows import left_pad, right_pad
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.prompts import LABELS, policy_prompt, reflection_prompt
 from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.sampling.decoding import decode, left_pad, position_ids
+from reflectkit.sampling.decoding import decode, position_ids
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive
 from reflectkit.train import batch

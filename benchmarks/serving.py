@@ -38,10 +38,10 @@ from reflectkit.decisions.questions import Question
 from reflectkit.env import Context
 from reflectkit.envs import make
 from reflectkit.eventloop import run_sync
+from reflectkit.models.architecture import trunk_of
 from reflectkit.models.labels import prompt_ids
 from reflectkit.models.load import LoadedModel, load_player, save_player
 from reflectkit.models.refs import ModelRef
-from reflectkit.models.scoring import trunk_of
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout

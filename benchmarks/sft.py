@@ -23,7 +23,7 @@ from transformers import TrainerCallback
 
 from reflectkit.console import Bar, Quiet, Table
 from reflectkit.jsonl import write_jsonl
-from reflectkit.models.scoring import unwrapped
+from reflectkit.models.architecture import unwrapped
 from reflectkit.text import STOP_WORDS
 from reflectkit.train.processes import Processes
 from reflectkit.train.sft.build import build

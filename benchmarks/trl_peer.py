@@ -39,10 +39,11 @@ from benchmarks.common import PARTS, Ours, Rounds
 from reflectkit.eventloop import result_of
 from reflectkit.models.labels import Path, label_ids
 from reflectkit.models.load import LoadedModel
+from reflectkit.models.rows import left_pad
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode
 from reflectkit.sampling.base import draw
-from reflectkit.sampling.decoding import left_pad, position_ids
+from reflectkit.sampling.decoding import position_ids
 from reflectkit.seeding import derive
 from reflectkit.train.sft.trainers import keeping_activations
 from reflectkit.types import Observation, Sample, Trajectory

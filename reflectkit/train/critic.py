@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from reflectkit.errors import refuse
+from reflectkit.models.architecture import trunk_of
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.scoring import right_pad, trunk_of
+from reflectkit.models.rows import right_pad
 from reflectkit.train.advantages import SPREAD, deviation
 
 PREFIX = "critic."

@@ -21,11 +21,8 @@ from typing_extensions import override
 from reflectkit.errors import DivergedError, MismatchError, ReflectkitError, out_of_memory
 from reflectkit.eventloop import run_sync
 from reflectkit.models.load import LoadedModel, Reference, all_finite, checkpoint_gradients, save_player
-from reflectkit.models.scoring import (
-    can_share,
-    reads_branches,
-    right_pad,
-)
+from reflectkit.models.rows import right_pad
+from reflectkit.models.scoring import can_share, reads_branches
 from reflectkit.sampling.base import Sampler
 from reflectkit.train import losses
 from reflectkit.train.batch import commented_row

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from reflectkit.models.labels import Path, trie
-from reflectkit.models.scoring import choice_logprobs, entropy, shared_length, token_logprobs, tree_of
+from reflectkit.models.rows import plan_tree, shared_length
+from reflectkit.models.scoring import choice_logprobs, entropy, token_logprobs
 from reflectkit.types import Sample
 
 READ, WORTH = 0.6, 25e6
@@ -148,7 +149,7 @@ def saves(model: Any, parts: Sequence[Unit], max_tokens: int) -> bool:
         saved = sum(len(micro) * max(len(unit.tokens) for unit in micro) for micro in plain)
         for micro in micros:
             rows = [unit.tokens for unit in micro]
-            for chunks in itertools.chain(*tree_of(rows).levels):
+            for chunks in itertools.chain(*plan_tree(rows).levels):
                 added += 1
                 saved -= len(chunks) * max(len(rows[chunk.row]) - chunk.start for chunk in chunks)
         return saved > PASS * added
@@ -187,7 +188,7 @@ def packed_as_trees(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
 def _tree_size(rows: Sequence[Sequence[int]]) -> int:
     """What `packed_as_trees` counts of `rows`."""
     size = 0
-    for chunks in itertools.chain(*tree_of(rows).levels):
+    for chunks in itertools.chain(*plan_tree(rows).levels):
         width = max(len(rows[chunk.row]) - chunk.start for chunk in chunks)
         size += len(chunks) * (width + max(chunk.start for chunk in chunks) // 8)
     return size

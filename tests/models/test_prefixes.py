@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
 
+from reflectkit.models.architecture import trunk_of
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.scoring import hidden_at, right_pad, tree_of, trunk_of
-from reflectkit.sampling.decoding import ROOM, reserve
+from reflectkit.models.rows import Chunk, GrowingLayer, plan_tree, read, right_pad
 from reflectkit.train.learner import LocalLearner, Settings
 from tests.models.test_scoring import gpt2, llama
 from tests.train.training import gradients_after, play, rows_of
@@ -34,11 +33,9 @@ def transcripts() -> list[list[int]]:
 def test_a_tree_by_hand() -> None:
     """The longest row is read in whole (12 tokens); the next from its tenth token on (2), the last is begun by both."""
     trunk = list(range(12))
-    tree = tree_of([trunk[:9], trunk, [*trunk[:10], 50, 51]])
-    assert tree.paths == [list(range(9)), list(range(12)), [*range(10), 12, 13]]
-    assert [[[(chunk.row, chunk.start) for chunk in one] for one in level] for level in tree.levels] == [
-        [[(1, 0)]], [[(2, 10)]],
-    ]  # fmt: skip
+    plan = plan_tree([trunk[:9], trunk, [*trunk[:10], 50, 51]])
+    assert plan.chunks == {0: Chunk(0, 9, 1), 1: Chunk(1), 2: Chunk(2, 10, 1)}
+    assert plan.levels == [[[Chunk(1)]], [[Chunk(2, 10, 1)]]]
 
 
 @pytest.mark.parametrize("make", [gpt2, llama])
@@ -48,7 +45,7 @@ def test_hidden_states_and_gradients_are_those_of_plain_rows(make: Any) -> None:
     places = [(row, place) for row, tokens in enumerate(rows) for place in {0, len(tokens) // 2, len(tokens) - 1}]
     plain_BTD = trunk_of(model)(input_ids=right_pad(rows, 0, torch.device("cpu")), use_cache=False).last_hidden_state
     plain_ND = torch.stack([plain_BTD[row, place] for row, place in places])
-    shared_ND = hidden_at(trunk_of(model), rows, places, 0)
+    shared_ND = read(trunk_of(model), plan_tree(rows), 0).hidden_at(places)
     torch.testing.assert_close(shared_ND, plain_ND, atol=1e-5, rtol=1e-5)
     weights_ND = torch.randn(plain_ND.shape, generator=torch.Generator().manual_seed(1)) / len(places)
     gradients = []
@@ -73,7 +70,7 @@ def test_rows_that_leave_one_prefix_are_read_side_by_side(make: Any) -> None:
     plain_BTD = trunk(input_ids=right_pad(rows, 0, torch.device("cpu")), use_cache=False).last_hidden_state
     plain_ND = torch.stack([plain_BTD[row, place] for row, place in places])
     trunk.register_forward_pre_hook(lambda _, __, named: passes.append(named["input_ids"].shape), with_kwargs=True)
-    torch.testing.assert_close(hidden_at(trunk, rows, places, 0), plain_ND, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(read(trunk, plan_tree(rows), 0).hidden_at(places), plain_ND, atol=1e-5, rtol=1e-5)
     assert passes == [(1, 29), (1, 2 + 1 + 4)]
 
 
@@ -99,24 +96,16 @@ def test_an_adapter_has_the_same_gradients(policy: LoadedModel) -> None:
         torch.testing.assert_close(gradient, plain[name], atol=1e-5, rtol=0.0)
 
 
-def cache_of(rows: int, columns: int) -> DynamicCache:
-    cache = DynamicCache()
-    cache.update(torch.randn(rows, 4, columns, 8), torch.randn(rows, 4, columns, 8), 0)
-    return cache
-
-
-def test_a_reserved_cache_grows_like_a_plain_one() -> None:
-    """Through several reallocations, and after its rows were replaced."""
+def test_a_layer_with_room_grows_like_a_plain_one() -> None:
+    """Through several reallocations, and after a row has left."""
     torch.manual_seed(0)
-    plain, reserved = DynamicCache(), cache_of(2, 4)
-    plain.update(reserved.layers[0].keys, reserved.layers[0].values, 0)
-    reserve(reserved)
-    for step in range(2 * ROOM + 3):
-        if step == 5:  # a row has left
-            for cache in (plain, reserved):
-                layer = cache.layers[0]
-                layer.keys, layer.values = layer.keys[:1], layer.values[:1]
+    keys, values = torch.randn(2, 4, 4, 8), torch.randn(2, 4, 4, 8)
+    layers = [GrowingLayer(keys, values), GrowingLayer(keys, values, room=8)]
+    for step in range(2 * 8 + 3):
+        if step == 5:
+            for layer in layers:
+                layer.select_rows(torch.tensor([0]), 0)
         new = torch.randn(2 if step < 5 else 1, 4, 1, 8)
-        ours, theirs = (cache.update(new, 2 * new, 0) for cache in (reserved, plain))
-        assert torch.equal(ours[0], theirs[0])
-        assert torch.equal(ours[1], theirs[1])
+        plain, roomy = (layer.update(new, 2 * new) for layer in layers)
+        assert torch.equal(plain[0], roomy[0])
+        assert torch.equal(plain[1], roomy[1])

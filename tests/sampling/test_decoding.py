@@ -29,8 +29,10 @@ from transformers import (
     Qwen3_5TextConfig,
 )
 
+from reflectkit.models.architecture import continues_prefixes
+from reflectkit.models.rows import CachedPrompt
 from reflectkit.models.tiny import PAIRS, build_model, build_tokenizer
-from reflectkit.sampling.decoding import LONG, GeneratedText, PrefixCache, Read, decode, sample_tokens, serves
+from reflectkit.sampling.decoding import LONG, GeneratedText, PrefixCache, decode, sample_tokens
 from reflectkit.seeding import uniform
 
 PROMPTS, LONGEST = 10, 14
@@ -262,7 +264,7 @@ def test_only_new_tokens_are_read(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [gpt2, lfm2])
-def test_turns_of_a_conversation_in_one_batch_are_read_one_after_the_other(make: Any) -> None:
+def test_turns_of_a_conversation_in_one_batch_are_read_once(make: Any) -> None:
     model, draw = made(make), random.Random(3)
     story = [draw.randrange(4, WORDS) for _ in range(LONG + 4 * 40)]
     turns = [[*story[: LONG + 40 * number], 4 + number] for number in range(5)]
@@ -270,7 +272,7 @@ def test_turns_of_a_conversation_in_one_batch_are_read_one_after_the_other(make:
     small = PrefixCache(capacity=1)  # what one batch shares does not depend on what is kept for the next one
     with tokens_read(model) as sizes:
         rows = written(model, shuffled, small, max_new_tokens=1, width=6)
-    assert sizes == [LONG + 1, 41, 41, 41, 1, 41]
+    assert sizes == [LONG + 4 * 40 + 1, 4]  # the last turn, and the ends of the others
     afresh = written(model, shuffled, None, max_new_tokens=1, width=6)
     assert [row.token_ids for row in rows] == [row.token_ids for row in afresh]
     for ours, theirs in zip(rows, afresh, strict=True):
@@ -294,18 +296,18 @@ def test_models_that_forget_or_fold_their_past_are_read_afresh() -> None:
     capped = Gemma2Config(**SMALL, num_key_value_heads=1, head_dim=8, final_logit_softcapping=30.0)
     mamba = MambaConfig(vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, state_size=4)
     models = [MistralForCausalLM(sliding), Gemma2ForCausalLM(capped), MambaForCausalLM(mamba)]
-    assert not any(map(serves, models))
-    assert all(serves(made(make)) for make in (gpt2, lfm2, llama, qwen))
+    assert not any(map(continues_prefixes, models))
+    assert all(continues_prefixes(made(make)) for make in (gpt2, lfm2, llama, qwen))
     kept = PrefixCache()
     prompt = [5] * (LONG + 5)
     assert written(models[0].eval(), [prompt], kept) == written(models[0], [prompt])
     assert kept.size == 0
 
 
-def read(*tokens: int) -> Read:
+def read(*tokens: int) -> CachedPrompt:
     """A prompt of LONG tokens or more that ends with `tokens`; a byte a token."""
     row = (*range(LONG), *tokens)
-    return Read(row, ((torch.zeros(1, len(row), dtype=torch.int8),),))
+    return CachedPrompt(row, ((torch.zeros(1, len(row), dtype=torch.int8),),))
 
 
 def test_what_was_used_least_recently_goes_first() -> None:

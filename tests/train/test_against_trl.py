@@ -13,8 +13,8 @@ from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from reflectkit.models.load import LoadedModel, Reference, save_player
+from reflectkit.models.rows import left_pad
 from reflectkit.models.tiny import build_tokenizer
-from reflectkit.sampling.decoding import left_pad
 from reflectkit.train.learner import LocalLearner, Settings
 from reflectkit.types import Sample
 

@@ -11,8 +11,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 from trl import SFTTrainer
 
+from reflectkit.models.architecture import unwrapped
 from reflectkit.models.load import checkpoint_gradients
-from reflectkit.models.scoring import unwrapped
 from reflectkit.train.sft.packing import can_pack, collate, pack
 from reflectkit.train.sft.tokens import NOT_TRAINED
 from reflectkit.train.sft.trainers import PackTrainer

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from reflectkit.models.scoring import trunk_of
+from reflectkit.models.architecture import trunk_of
 from reflectkit.train.sft.packing import Encoded, selecting
 from reflectkit.train.sft.tokens import NOT_TRAINED
 from reflectkit.train.sft.trainers import decision_losses

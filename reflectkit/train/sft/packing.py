@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from reflectkit.models.scoring import (
+from reflectkit.models.architecture import (
     attends_to_all,
     recomputes_activations,
-    shared_length,
     takes_positions,
     trunk_of,
     unwrapped,
 )
+from reflectkit.models.rows import shared_length
 from reflectkit.train.sft.tokens import NOT_TRAINED
 
 Encoded = Mapping[str, Sequence[int]]

@@ -13,7 +13,8 @@ from accelerate.data_loader import BatchSamplerShard
 from transformers import TrainingArguments
 from trl import SFTTrainer
 
-from reflectkit.models.scoring import choice_logprobs, unwrapped
+from reflectkit.models.architecture import unwrapped
+from reflectkit.models.scoring import choice_logprobs
 from reflectkit.train.processes import Processes
 from reflectkit.train.sft.packing import Encoded, reading, selecting
 from reflectkit.train.sft.tokens import NOT_TRAINED

@@ -1,0 +1,534 @@
+"""One layout of rows that begin alike, for sampling, for the loss and for decoding.
+
+A pass of the model reads B rows of these columns:
+
+    | gap | past | stem | branches | padding |
+
+The *past* was read by an earlier pass; its cached states are given, and it is not read again. The *stem* is new: each
+of its tokens sees the past and the stem before it. The *branches* continue the stem and do not see one another, as
+the labels of a choice do. A gap or padding is never seen, and positions leave it out.
+
+A plan says which pass reads what, once, of rows that begin alike. `plan_tree` reads the longest rows as trunks, and
+every other row only from where it leaves one of them, so an episode whose prompts grow costs little more than its last
+prompt. `plan_common_prefix` makes two passes, as a GPU likes few large ones. Both are exact up to the rounding of sums,
+and gradients flow through the cached states.
+
+A layer's state of a token is its keys and values, or, for a short convolution (LFM2), its input. Linear attention
+(Qwen3.5) has one state after all tokens, so a row can continue another one only at its end.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
+from typing_extensions import override
+
+from reflectkit.models.architecture import CACHE, continues_states, takes_masks, takes_positions, text_config
+
+SHORTEST_PREFIX = 8  # tokens; a shorter common prefix is not worth a separate pass
+DEPTH = 3  # how often a row may leave another one; deeper branches are read again
+NARROW = 16  # tokens; chunks as short as this are read together, whatever their lengths
+
+States = tuple[tuple[torch.Tensor, ...], ...]
+"""What each layer caches of T tokens: keys and values (heads, T, size); the inputs of a convolution (channels, T); or,
+after all tokens, the last inputs (channels, K) and the state (heads, size, size)."""
+
+
+# --------------------------------------------------------------------------------------------------------- the columns
+
+
+def right_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> torch.Tensor:
+    """`rows` as one tensor (B, T), padded on the right."""
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)
+
+
+def left_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """(input_ids_BT, attention_mask_BT) of `rows`, padded on the left: the last token of each is in the last column."""
+    width = max(map(len, rows))
+    gaps = [width - len(row) for row in rows]
+    ids = [[pad_id] * gap + list(row) for row, gap in zip(rows, gaps, strict=True)]
+    mask = [[0] * gap + [1] * len(row) for row, gap in zip(rows, gaps, strict=True)]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+
+def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """Number of tokens that both begin with."""
+    for place, (token, other) in enumerate(zip(first, second, strict=False)):
+        if token != other:
+            return place
+    return min(len(first), len(second))
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one row of a pass has: `past` tokens of an earlier pass, then the stem, then the branches."""
+
+    stem: Sequence[int] = ()
+    branches: Sequence[Sequence[int]] = ()
+    past: int = 0
+
+
+def pass_arguments(
+    rows: Sequence[Row], pad_id: int, device: torch.device, *, left: bool = False
+) -> dict[str, torch.Tensor]:
+    """The model's arguments that read `rows` in one pass: input ids, and where they are needed a mask and positions.
+
+    left: whether new tokens are padded on the left, where linear attention, which begins there, does not see it.
+    """
+    if any(row.branches for row in rows):
+        return _branch_arguments(rows, pad_id, device)
+    stems = [row.stem for row in rows]
+    past = max(row.past for row in rows)
+    if not left and all(row.past == past for row in rows):  # a token never sees what is right of it
+        return {"input_ids": right_pad(stems, pad_id, device)}
+    input_ids_BT = left_pad(stems, pad_id, device)[0] if left else right_pad(stems, pad_id, device)
+    width = input_ids_BT.shape[1]
+    past_B1 = torch.tensor([[row.past] for row in rows], device=device)
+    size_B1 = torch.tensor([[len(stem)] for stem in stems], device=device)
+    step_BT = torch.arange(width, device=device) - (width - size_B1 if left else 0)
+    past_BP = torch.arange(past, device=device) >= past - past_B1
+    new_BT = (step_BT >= 0) & (step_BT < size_B1)
+    return {
+        "input_ids": input_ids_BT,
+        "attention_mask": torch.cat([past_BP, new_BT], dim=1).long(),
+        "position_ids": past_B1 + step_BT.clamp(min=0).minimum(size_B1 - 1),
+    }
+
+
+def _branch_arguments(rows: Sequence[Row], pad_id: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """As `pass_arguments`, with a mask (B, 1, T, P + T) that hides each branch from the others."""
+    tokens: list[list[int]] = []
+    numbers: list[list[int]] = []  # of each token: 0 in the stem, then the number of its branch
+    positions: list[list[int]] = []
+    for row in rows:
+        stem_end = row.past + len(row.stem)
+        tokens.append([*row.stem, *itertools.chain(*row.branches)])
+        numbers.append([0] * len(row.stem))
+        positions.append(list(range(row.past, stem_end)))
+        for number, branch in enumerate(row.branches, 1):
+            numbers[-1] += [number] * len(branch)
+            positions[-1] += range(stem_end, stem_end + len(branch))
+    number_BT = right_pad(numbers, -1, device)
+    in_stem_B1T = number_BT[:, None, :] == 0
+    same_branch_BTT = number_BT[:, None, :] == number_BT[:, :, None]
+    seen_BTT = (in_stem_B1T | same_branch_BTT).tril()
+    past = max(row.past for row in rows)
+    past_B1 = torch.tensor([[row.past] for row in rows], device=device)
+    past_BP = torch.arange(past, device=device) >= past - past_B1
+    past_BTP = past_BP[:, None, :].expand(-1, number_BT.shape[1], -1)
+    return {
+        "input_ids": right_pad(tokens, pad_id, device),
+        "attention_mask": torch.cat([past_BTP, seen_BTT], dim=2)[:, None],
+        "position_ids": right_pad(positions, 0, device),
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------- the cache
+
+
+@dataclass(frozen=True)
+class CachedPrompt:
+    """A prompt that was read, with what each layer caches of its T tokens."""
+
+    tokens: tuple[int, ...]
+    layers: States = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory."""
+        return sum(part.nbytes for layer in self.layers for part in layer)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The first `length` tokens of `prompt`, with which another row begins; 0 if there is none."""
+
+    prompt: CachedPrompt = CachedPrompt(())
+    length: int = 0
+
+
+class GrowingLayer(DynamicLayer):
+    """A cache layer of keys and values (B, heads, T, size) that rows can leave and join.
+
+    room: columns that are allocated ahead, so that the next tokens are written there instead of copying all to a longer
+    tensor; 0 where gradients flow.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, keys: torch.Tensor | None = None, values: torch.Tensor | None = None, room: int = 0) -> None:
+        super().__init__()
+        self.room = room
+        self._buffers: tuple[torch.Tensor, ...] = ()
+        self._written: torch.Tensor | None = None  # the keys that the buffers hold
+        if keys is not None and values is not None:
+            self.lazy_initialization(keys, values)
+            self.keys, self.values = keys, values
+
+    @override
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add the keys and values of new tokens; those of all tokens."""
+        if not self.room:
+            return super().update(key_states, value_states, *args, **kwargs)
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+        start = self.keys.shape[2]
+        end = start + key_states.shape[2]
+        if self._written is not self.keys or end > self._buffers[0].shape[2]:
+            more = end + self.room - start
+            self._buffers = tuple(pad(states, (0, 0, 0, more)) for states in (self.keys, self.values))
+        keys, values = self._buffers
+        keys[:, :, start:end] = key_states
+        values[:, :, start:end] = value_states
+        self.keys = self._written = keys[:, :, :end]
+        self.values = values[:, :, :end]
+        return self.keys, self.values
+
+    def select_rows(self, rows_B: torch.Tensor, first_column: int) -> None:
+        """Keep rows_B, from `first_column` on."""
+        self.keys = self.keys[rows_B, :, first_column:]
+        self.values = self.values[rows_B, :, first_column:]
+
+    def append_rows(self, other: GrowingLayer) -> None:
+        """Append the rows of `other`; the one with fewer columns is padded on the left."""
+        columns = max(self.keys.shape[2], other.keys.shape[2])
+        self.keys = _stacked(self.keys, other.keys, columns)
+        self.values = _stacked(self.values, other.values, columns)
+
+
+def _stacked(first: torch.Tensor, second: torch.Tensor, columns: int) -> torch.Tensor:
+    """The rows of both (B, heads, T, size), padded on the left to so many columns."""
+    return torch.cat([pad(part, (0, 0, columns - part.shape[2], 0)) for part in (first, second)])
+
+
+def build_cache(
+    config: Any, prefixes: Sequence[Prefix], *, recording: bool = False, states: bool = False, room: int = 0
+) -> DynamicCache:
+    """A model's cache of B prefixes, padded on the left.
+
+    recording: convolutions keep the inputs of all tokens to come, so that another row can leave these anywhere. states:
+    see `continues_states`. room: see `GrowingLayer`.
+    """
+    cache = DynamicCache(config=config)
+    if recording:
+        cache.activate_past_recording()
+    longest = max(prefix.length for prefix in prefixes)
+    past = _Pool(prefixes) if longest else None
+    for number, layer in enumerate(cache.layers):
+        if type(layer) is DynamicLayer:
+            keys, values = past.columns(number, longest) if past else (None, None)
+            cache.layers[number] = GrowingLayer(keys, values, room)
+        elif past and states:
+            inputs, state = past.ends(number)
+            layer.update_conv_state(inputs, conv_kernel_size=inputs.shape[-1])
+            layer.update_recurrent_state(state)
+        elif past:
+            width = min(longest, config.conv_L_cache)
+            (inputs,) = past.columns(number, width)
+            layer.update_conv_state(inputs, conv_kernel_size=config.conv_L_cache)
+    return cache
+
+
+class _Pool:
+    """The states of the prompts that `prefixes` begin, to be gathered for a pass."""
+
+    def __init__(self, prefixes: Sequence[Prefix]) -> None:
+        self.prefixes = prefixes
+        self.lengths = [prefix.length for prefix in prefixes]
+        used = [prefix for prefix in prefixes if prefix.length]
+        self.prompts = list({id(prefix.prompt): prefix.prompt for prefix in used}.values())
+        sizes = [max(p.length for p in used if p.prompt is prompt) for prompt in self.prompts]
+        self.sizes = dict(zip(map(id, self.prompts), sizes, strict=True))
+        starts = itertools.accumulate(sizes, initial=0)
+        self.starts = dict(zip(map(id, self.prompts), starts, strict=False))
+
+    def columns(self, number: int, width: int) -> list[torch.Tensor]:
+        """What layer `number` caches (B, heads or channels, width, …) of the last tokens of each prefix. Zeros are left
+        of a short one if the layer is a convolution, which has no mask.
+        """
+        parts = zip(*(prompt.layers[number] for prompt in self.prompts), strict=True)
+        # 1. One prefix for all rows is not copied
+        if len(self.prompts) == 1 and len(set(self.lengths)) == 1:
+            end = self.lengths[0]
+            rows = len(self.lengths)
+            return [part[None, :, end - width : end].expand(rows, *[-1] * part.ndim) for (part,) in parts]
+        # 2. Others are gathered from all of them, one after another
+        device = self.prompts[0].layers[number][0].device
+        starts_B1 = torch.tensor([[self.starts.get(id(p.prompt), 0)] for p in self.prefixes], device=device)
+        length_B1 = torch.tensor([[length] for length in self.lengths], device=device)
+        place_BW = torch.arange(width, device=device) + length_B1 - width
+        index_BW = starts_B1 + place_BW.clamp(min=0)
+        sizes = [self.sizes[id(prompt)] for prompt in self.prompts]
+        gathered = []
+        for tensors in parts:
+            trimmed = [tensor[:, :size] for tensor, size in zip(tensors, sizes, strict=True)]
+            pool = trimmed[0] if len(trimmed) == 1 else torch.cat(trimmed, dim=1)
+            states = pool[:, index_BW].transpose(0, 1)
+            gathered.append(states * (place_BW >= 0)[:, None] if pool.ndim == 2 else states)
+        return gathered
+
+    def ends(self, number: int) -> list[torch.Tensor]:
+        """The states (B, …) of linear attention layer `number` after each prefix; zeros after none."""
+        like = self.prompts[0].layers[number]
+        rows = [prefix.prompt.layers[number] if prefix.length else None for prefix in self.prefixes]
+        return [
+            torch.stack([part * 0 if row is None else row[place] for row in rows]) for place, part in enumerate(like)
+        ]
+
+
+# ------------------------------------------------------------------------------------------------------------ the plan
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What is read of row `row`: its tokens from `start` on. parent: the row whose first `start` tokens come before;
+    None if these are the prefix that is known of the row.
+    """
+
+    row: int
+    start: int = 0
+    parent: int | None = None
+
+
+@dataclass
+class Plan:
+    """Which pass reads what of `rows`."""
+
+    rows: Sequence[Sequence[int]]
+    chunks: dict[int, Chunk] = field(default_factory=dict)
+    """By row. That of a row that another one begins with has no tokens."""
+    levels: list[list[list[Chunk]]] = field(default_factory=list)
+    """Passes, each of several chunks; those of a level need only what earlier levels have read."""
+
+    def length(self, chunk: Chunk) -> int:
+        """Number of tokens that are read."""
+        return len(self.rows[chunk.row]) - chunk.start
+
+
+def plan_common_prefix(rows: Sequence[Sequence[int]]) -> Plan | None:
+    """Two passes: what all `rows` begin with, as one more row at the end, and what follows it in each. None if that is
+    too short to be worth a pass.
+    """
+    first, last = min(map(tuple, rows)), max(map(tuple, rows))
+    length = min(shared_length(first, last), min(map(len, rows)) - 1)  # what these two share, all share
+    if length < SHORTEST_PREFIX or len(rows) < 2:
+        return None
+    trunk = Chunk(len(rows))
+    chunks = [Chunk(row, length, len(rows)) for row in range(len(rows))]
+    by_row = {chunk.row: chunk for chunk in (*chunks, trunk)}
+    return Plan([*rows, first[:length]], by_row, [[[trunk]], [chunks]])
+
+
+def plan_tree(
+    rows: Sequence[Sequence[int]],
+    *,
+    most: int | None = None,
+    least: int = SHORTEST_PREFIX,
+    prefixes: Sequence[int] = (),
+    at_ends: bool = False,
+) -> Plan:
+    """The plan that reads each beginning of `rows`, none of which is empty, once.
+
+    most: chunks in a pass. least: tokens that a row must share to leave another one. prefixes: how many tokens of each
+    row need not be read, as an earlier plan has read them. at_ends: whether a row can leave another one only at its
+    end.
+    """
+    plan = Plan(rows)
+    known = list(prefixes) or [0] * len(rows)
+    # 1. Where each row leaves another one: a trie, in which a node's owner is the row that reads its token
+    below: list[dict[int, int]] = [{}]
+    owner: list[int | None] = [None]
+    level_of: dict[int, int] = {}
+    order = sorted(range(len(rows)), key=lambda row: len(rows[row]) if at_ends else -len(rows[row]))
+    for row in order:
+        tokens = rows[row]
+        node = place = 0
+        start, parent = 0, None
+        while place < len(tokens) and tokens[place] in below[node]:
+            node = below[node][tokens[place]]
+            place += 1
+            candidate = owner[node]
+            if candidate is None or (at_ends and len(rows[candidate]) != place):
+                continue
+            if level_of[candidate] < DEPTH or place == len(tokens):
+                start, parent = place, candidate
+        if start < len(tokens) and start - known[row] < least:
+            start, parent = known[row], None
+        plan.chunks[row] = Chunk(row, start, parent)
+        level_of[row] = 0 if parent is None else level_of[parent] + 1
+        for token in tokens[place:]:
+            below[node][token] = len(below)
+            node = len(below)
+            below.append({})
+            owner.append(row)
+        if at_ends:
+            owner[node] = row
+    # 2. Passes of chunks of similar lengths, level by level
+    chunks = [chunk for chunk in plan.chunks.values() if plan.length(chunk)]
+    for chunk in sorted(chunks, key=lambda chunk: (level_of[chunk.row], -plan.length(chunk), chunk.row)):
+        while len(plan.levels) <= level_of[chunk.row]:
+            plan.levels.append([])
+        passes = plan.levels[level_of[chunk.row]]
+        if passes and len(passes[-1]) < (most or len(rows)) and _read_together(plan, passes[-1][0], chunk, at_ends):
+            passes[-1].append(chunk)
+        else:
+            passes.append([chunk])
+    return plan
+
+
+def _read_together(plan: Plan, widest: Chunk, chunk: Chunk, at_ends: bool) -> bool:
+    """Whether `chunk` goes into the pass of the longer chunk `widest`: it has at least half as many tokens, or both
+    have few. After a state of linear attention there can be no padding.
+    """
+    if at_ends and (widest.start or chunk.start):
+        return plan.length(chunk) == plan.length(widest)
+    return 2 * plan.length(chunk) >= plan.length(widest) or plan.length(widest) <= NARROW
+
+
+# --------------------------------------------------------------------------------------------------------- the reading
+
+
+@dataclass
+class Reading:
+    """What the passes of a plan have read."""
+
+    plan: Plan
+    hidden: list[torch.Tensor] = field(default_factory=list)
+    """The last hidden states (B, T, D) of each pass."""
+    cells: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """Of each row with a chunk: the pass, the row there, and the first column."""
+    prompts: dict[int, CachedPrompt] = field(default_factory=dict)
+    """The rows whose states are cached: those that others leave, or all of them."""
+
+    def hidden_at(self, places: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """The last hidden states (N, D) at N (row, place) pairs."""
+        # 1. The cells in which these tokens were read, pass by pass
+        by_pass: list[list[tuple[int, int]]] = [[] for _ in self.hidden]
+        where: list[tuple[int, int]] = []
+        for row, place in places:
+            chunk = self.plan.chunks[row]
+            while place < chunk.start and chunk.parent is not None:
+                chunk = self.plan.chunks[chunk.parent]
+            number, line, column = self.cells[chunk.row]
+            where.append((number, len(by_pass[number])))
+            by_pass[number].append((line, column + place - chunk.start))
+        # 2. Their states, in the order of `places`
+        parts = []
+        for states_BTD, cells in zip(self.hidden, by_pass, strict=True):
+            if cells:
+                index_N2 = torch.tensor(cells, device=states_BTD.device)
+                parts.append(states_BTD[index_N2[:, 0], index_N2[:, 1]])
+        starts = list(itertools.accumulate(map(len, by_pass), initial=0))
+        index_N = torch.tensor([starts[number] + place for number, place in where], device=parts[0].device)
+        return torch.cat(parts)[index_N]
+
+
+def read(trunk: Any, plan: Plan, pad_id: int, *, prefixes: Sequence[Prefix] = (), all_states: bool = False) -> Reading:
+    """Read the rows of `plan`.
+
+    trunk: a model below its head that can read so; see `architecture.attends_to_all` and `continues_prefixes`.
+    prefixes: what an earlier plan has read of each row. all_states: whether the states of all rows are cached.
+    """
+    reading, states = Reading(plan), continues_states(trunk)
+    parents = {chunk.parent for chunk in plan.chunks.values()}
+    for chunks in itertools.chain(*plan.levels):
+        # 1. One pass; the states of the tokens before each chunk are those of its parent
+        tokens = [plan.rows[chunk.row][chunk.start :] for chunk in chunks]
+        pasts = [prefixes[chunk.row] if prefixes else Prefix() for chunk in chunks]
+        for number, chunk in enumerate(chunks):
+            if chunk.parent is not None:
+                pasts[number] = Prefix(reading.prompts[chunk.parent], chunk.start)
+        device = next(trunk.parameters()).device
+        past = max(prefix.length for prefix in pasts)
+        cached = [all_states or chunk.row in parents for chunk in chunks]
+        side_by_side = not states and _fit_side_by_side(trunk, pasts, sum(map(len, tokens)))
+        rows = [Row(stem, past=prefix.length) for stem, prefix in zip(tokens, pasts, strict=True)]
+        if side_by_side:
+            rows = [Row(branches=tokens, past=past)]
+        arguments: dict[str, Any] = pass_arguments(rows, pad_id, device, left=states)
+        if past or any(cached):
+            beginnings = pasts[: len(rows)]
+            cache = build_cache(text_config(trunk), beginnings, recording=all_states and not states, states=states)
+            arguments[CACHE] = cache
+        output = trunk(**arguments, use_cache=CACHE in arguments)
+        # 2. Where the chunks are in it
+        width = arguments["input_ids"].shape[1]
+        columns = [width - len(stem) if states else 0 for stem in tokens]
+        if side_by_side:
+            columns = list(itertools.accumulate(map(len, tokens), initial=0))[:-1]
+        for number, (chunk, column) in enumerate(zip(chunks, columns, strict=True)):
+            reading.cells[chunk.row] = (len(reading.hidden), 0 if side_by_side else number, column)
+        reading.hidden.append(output.last_hidden_state)
+        # 3. The states of those whose rows are continued
+        for chunk, prefix, is_cached in zip(chunks, pasts, cached, strict=True):
+            if is_cached:
+                _, line, column = reading.cells[chunk.row]
+                span = (line, column - width, column - width + plan.length(chunk))
+                layers = _row_states(arguments[CACHE], prefix, span, states, copies=all_states)
+                reading.prompts[chunk.row] = CachedPrompt(tuple(plan.rows[chunk.row]), layers)
+    if all_states:
+        for chunk in plan.chunks.values():
+            if chunk.parent is not None and not plan.length(chunk):  # another row begins with it
+                _cache_beginning(reading, chunk)
+    return reading
+
+
+def _fit_side_by_side(trunk: Any, prefixes: Sequence[Prefix], tokens: int) -> bool:
+    """Whether chunks of so many tokens are read as branches in one row: where all follow the same tokens, whose states
+    are then not copied for each, and are shorter than these. Only without gradients, so that training rounds as ever.
+    """
+    first = prefixes[0]
+    if torch.is_grad_enabled() or len(prefixes) < 2 or tokens > first.length:
+        return False
+    if any(prefix.prompt is not first.prompt or prefix.length != first.length for prefix in prefixes):
+        return False
+    return takes_masks(trunk) and takes_positions(trunk)
+
+
+def _row_states(cache: Any, prefix: Prefix, span: tuple[int, int, int], states: bool, *, copies: bool) -> States:
+    """What each layer of the cache of a pass holds of one row: the states of its prefix, then those in `span`: the line
+    of the pass, and the first and the last column, from the right. copies: without the memory of the whole pass.
+    """
+    line, first, last = span
+    layers: list[tuple[torch.Tensor, ...]] = []
+    for number, layer in enumerate(cache.layers):
+        if states and isinstance(layer, LinearAttentionLayer):
+            ends = (layer.conv_states[0], layer.recurrent_states[0])
+            layers.append(tuple(part[line].clone() for part in ends if part is not None))
+            continue
+        parts = (layer.conv_states[0],) if isinstance(layer, LinearAttentionLayer) else (layer.keys, layer.values)
+        columns = [part[line, :, part.shape[2] + first : part.shape[2] + last] for part in parts]
+        if prefix.length:
+            before = [part[:, : prefix.length] for part in prefix.prompt.layers[number]]
+            columns = [torch.cat(pair, dim=1) for pair in zip(before, columns, strict=True)]
+        elif copies:
+            columns = [part.clone() for part in columns]
+        layers.append(tuple(columns))
+    return tuple(layers)
+
+
+def _cache_beginning(reading: Reading, chunk: Chunk) -> None:
+    """Cache the states of a row with which another one begins."""
+    parent = chunk.parent
+    while parent is not None and parent not in reading.prompts:
+        parent = reading.plan.chunks[parent].parent
+    assert parent is not None
+    longer = reading.prompts[parent]
+    tokens = tuple(reading.plan.rows[chunk.row])
+    if len(longer.tokens) == len(tokens):
+        reading.prompts[chunk.row] = longer
+        return
+    layers = tuple(tuple(part[:, : chunk.start] for part in layer) for layer in longer.layers)
+    reading.prompts[chunk.row] = CachedPrompt(tokens, layers)
