@@ -12,7 +12,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 OUTPUT_FIELDS = {field.name for field in fields(BaseModelOutputWithPast)}
 CACHE = "cache" if "cache" in OUTPUT_FIELDS else "past_key_values"
-"""A model's argument and its output's field: `cache` since transformers 5.24, `past_key_values` before."""
+"""A model's argument and its output's field: `cache` since transformers 5.24, `past_key_values`
+before.
+"""
 
 PLAIN_HEAD_BLOCKERS = (
     "final_logit_softcapping",
@@ -21,11 +23,15 @@ PLAIN_HEAD_BLOCKERS = (
     "lm_head_multiplier",
     "logits_mup_width_multiplier",
 )
-"""Config entries of models that change their logits after the head; such a model's own forward computes them."""
+"""Config entries of models that change their logits after the head; such a model's own forward
+computes them.
+"""
 
 
 def unwrapped(model: Any) -> Any:
-    """The Hugging Face model inside a LoRA wrapper (whose layers stay in place), or the model itself."""
+    """The Hugging Face model inside a LoRA wrapper (whose layers stay in place), or the model
+    itself.
+    """
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -53,7 +59,9 @@ def takes_masks(model: Any) -> bool:
 def has_plain_head(model: Any) -> bool:
     """Whether the logits are those of the head, unchanged."""
     config = text_config(model)
-    return not any(getattr(config, name, None) not in (None, 1, 1.0) for name in PLAIN_HEAD_BLOCKERS)
+    return not any(
+        getattr(config, name, None) not in (None, 1, 1.0) for name in PLAIN_HEAD_BLOCKERS
+    )
 
 
 def attends_to_all(model: Any) -> bool:
@@ -70,8 +78,9 @@ def continues_states(model: Any) -> bool:
 
 
 def continues_prefixes(model: Any) -> bool:
-    """Whether reading after a cached prefix is exact: each layer attends to all earlier positions, is a short
-    convolution (LFM2), or is linear attention that continues from a state; and the model takes positions.
+    """Whether reading after a cached prefix is exact: each layer attends to all earlier positions,
+    is a short convolution (LFM2), or is linear attention that continues from a state; and the model
+    takes positions.
     """
     config = text_config(model)
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
@@ -83,4 +92,6 @@ def continues_prefixes(model: Any) -> bool:
 
 def recomputes_activations(model: Any) -> bool:
     """Whether the backward pass recomputes the activations of some layers (gradient checkpointing)."""
-    return any(getattr(module, "gradient_checkpointing", False) for module in unwrapped(model).modules())
+    return any(
+        getattr(module, "gradient_checkpointing", False) for module in unwrapped(model).modules()
+    )

@@ -1,5 +1,5 @@
-"""Forms of calls that belong to one family of models each: written here, and read here where arguments are tags, else
-by the parser of transformers, which also describes functions as tools.
+"""Forms of calls that belong to one family of models each: written here, and read here where
+arguments are tags, else by the parser of transformers, which also describes functions as tools.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from reflectkit.types import ToolSpec
 
 
 def tool_of(function: Callable[..., Any]) -> ToolSpec:
-    """A function as a tool, from its type hints and docstring. Raises ValueError where these do not describe it."""
+    """A function as a tool, from its type hints and docstring. Raises ValueError where these do not
+    describe it.
+    """
     from transformers.utils import get_json_schema
 
     @functools.wraps(function)
     def described(*arguments: Any, **named: Any) -> Any:
         """Without the type of what it returns, which only type checkers may know."""
 
-    described.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
+    described.__annotations__ = {
+        name: hint for name, hint in function.__annotations__.items() if name != "return"
+    }
     try:
         schema = get_json_schema(described)["function"]
     except Exception as error:  # there is one for each part of a docstring
@@ -38,14 +42,18 @@ CALL = {"name": "{name}", "arguments": "{content}"}
 NAME = rf"(?P<name>{tools.NAME})"
 
 
-def _tagged(opener: str, head: str, key: str, end: str, tail: str, closer: str) -> Callable[[str], Calls]:
+def _tagged(
+    opener: str, head: str, key: str, end: str, tail: str, closer: str
+) -> Callable[[str], Calls]:
     """Reads calls whose arguments are tags with text, and nothing else.
 
-    opener, closer: around the calls. head, tail: around the arguments of each. key, end: around a value, which does not
-    contain how a key begins.
+    opener, closer: around the calls. head, tail: around the arguments of each. key, end: around a
+    value, which does not contain how a key begins.
     """
     value = rf"(?P<value>(?:(?!{key.split('(')[0]}).)*?)"
-    opens, begins, ends, closes = map(re.compile, (opener, rf"\s*{head}", rf"\s*{tail}", rf"\s*{closer}"))
+    opens, begins, ends, closes = map(
+        re.compile, (opener, rf"\s*{head}", rf"\s*{tail}", rf"\s*{closer}")
+    )
     argument = re.compile(rf"\s*{key}{value}{end}", re.DOTALL)
 
     def past(pattern: re.Pattern[str], text: str, position: int) -> int:
@@ -73,7 +81,9 @@ def _tagged(opener: str, head: str, key: str, end: str, tail: str, closer: str) 
 
 
 def _reader(call: dict[str, Any], end: str) -> Callable[[str], Calls]:
-    """Reads with the parser of transformers. call: a field of its response templates. end: where it ends."""
+    """Reads with the parser of transformers. call: a field of its response templates. end: where it
+    ends.
+    """
     closes = re.compile(end)
 
     def read(text: str) -> Calls:
@@ -107,13 +117,18 @@ def _python_text(value: object) -> str:
 
 
 def _function(name: str, arguments: dict[str, Any], number: int) -> str:
-    tags = "".join(f"<parameter={key}>\n{_python_text(value)}\n</parameter>\n" for key, value in arguments.items())
+    tags = "".join(
+        f"<parameter={key}>\n{_python_text(value)}\n</parameter>\n"
+        for key, value in arguments.items()
+    )
     return f"<tool_call>\n<function={name}>\n{tags}</function>\n</tool_call>"
 
 
 def _arg_key(name: str, arguments: dict[str, Any], number: int) -> str:
     pairs = arguments.items()
-    tags = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{_text(value)}</arg_value>\n" for key, value in pairs)
+    tags = "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>{_text(value)}</arg_value>\n" for key, value in pairs
+    )
     return f"<tool_call>{name}\n{tags}</tool_call>"
 
 
@@ -140,13 +155,17 @@ def _gemma(name: str, arguments: dict[str, Any], number: int) -> str:
 
 def _harmony(name: str, arguments: dict[str, Any], number: int) -> str:
     header = "<|start|>assistant" if number else ""
-    return f"{header} to=functions.{name}<|channel|>commentary json<|message|>{_json(arguments)}<|call|>"
+    return (
+        f"{header} to=functions.{name}<|channel|>commentary"
+        f" json<|message|>{_json(arguments)}<|call|>"
+    )
 
 
 def _atem(name: str, arguments: dict[str, Any], number: int) -> str:
     header = "<|eom|><|start|>assistant" if number else ""
     tags = "".join(
-        f'<atem:parameter name="{key}">{_text(value)}</atem:parameter>\n' for key, value in arguments.items()
+        f'<atem:parameter name="{key}">{_text(value)}</atem:parameter>\n'
+        for key, value in arguments.items()
     )
     invoked = f'<atem:invoke name="{name}">\n{tags}</atem:invoke>'
     return f"{header} to={name}<|message|><atem:function_calls>\n{invoked}\n</atem:function_calls>"
@@ -183,7 +202,14 @@ CALL_FORMS = (
             tail="",
             closer="</tool_call>",
         ),
-        marks=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        marks=(
+            "<tool_call>",
+            "</tool_call>",
+            "<arg_key>",
+            "</arg_key>",
+            "<arg_value>",
+            "</arg_value>",
+        ),
         stops=("<|user|>", "<|observation|>"),
     ),
     CallForm(  # LFM2 and 2.5; the first template of LFM2 shows no calls in parts
@@ -194,7 +220,11 @@ CALL_FORMS = (
         between=", ",
         around=("<|tool_call_start|>[", "]<|tool_call_end|>"),
         read=_reader(
-            {"open": "<|tool_call_start|>", "close": "<|tool_call_end|>", "content": "python-call-list"},
+            {
+                "open": "<|tool_call_start|>",
+                "close": "<|tool_call_end|>",
+                "content": "python-call-list",
+            },
             end=r"<\|tool_call_end\|>",
         ),
         marks=("<|tool_call_start|>", "<|tool_call_end|>"),

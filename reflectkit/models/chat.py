@@ -1,9 +1,11 @@
-"""A conversation with tools as rendered by a tokenizer's chat template, and the exact tokens of a conversation so far.
+"""A conversation with tools as rendered by a tokenizer's chat template, and the exact tokens of a
+conversation so far.
 
-Contents are data. In messages and tool descriptions, whatever a template or a vocabulary reads as a mark (`<|im_end|>`,
-`[INST]`, `</tool_call>`, …) gets a zero-width space after its first character: it looks the same but is not a mark.
-This is done first, since templates trim, split and JSON-escape contents. The assistant's text keeps only the marks of
-calls and thoughts, and is rendered as it was written, or in parts where the template puts them together.
+Contents are data. In messages and tool descriptions, whatever a template or a vocabulary reads as a
+mark (`<|im_end|>`, `[INST]`, `</tool_call>`, …) gets a zero-width space after its first character:
+it looks the same but is not a mark. This is done first, since templates trim, split and JSON-escape
+contents. The assistant's text keeps only the marks of calls and thoughts, and is rendered as it was
+written, or in parts where the template puts them together.
 """
 
 from __future__ import annotations
@@ -52,14 +54,17 @@ from reflectkit.types import THINKING, Message, Observation, ToolSpec, ToolUse
 
 MEMO_LIMIT = 4096  # conversations; the oldest are dropped first
 LLAMA_STOPS = ("<|eom_id|>",)
-"""What Llama 3.1 writes after calls of its built-in tools, where its template writes `<|eot_id|>`."""
+"""What Llama 3.1 writes after calls of its built-in tools, where its template writes `<|eot_id|>`.
+"""
 SWITCH = "enable_thinking"  # the variable with which Qwen3's template and others turn thinking off
 LITERAL_MARK = re.compile(r"<[^<>\s'\"{}]{1,40}>|\[/?[A-Z_]{2,40}\]")
 PROBE = ToolSpec("probe_tool", "Probes.", {"type": "object", "properties": {}})
 MANY_CALLS, ONE_CALL = "one or more functions", "one or no function"
 """What templates offer in a turn, and what reflectkit offers in a conversation with a user."""
 DATE = "26 Jul 2024"  # Llama 3's default; its template would insert today's date
-NO_CLOCK = "{%- macro strftime_now(format) -%}2024-07-26{%- endmacro -%}"  # others insert it as they are
+NO_CLOCK = (
+    "{%- macro strftime_now(format) -%}2024-07-26{%- endmacro -%}"  # others insert it as they are
+)
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -68,24 +73,38 @@ Value = TypeVar("Value")
 class Dialogue:
     """Renders observations for `tokenizer`.
 
-    plain: do not use its chat template, for a model fine-tuned without it. thinking: "on" leaves it to the template
-    whether the model thinks and what it later sees of it; "off" asks the template for no thinking; "hidden" shows no
-    earlier thoughts. form: the form of calls (see `tools.py`) that the template teaches; "plain" if it has no tools or
-    another form. context: a prompt of more tokens is not remembered. stop_ids: an answer ends with any of these: the
-    tokenizer's end token, those of the model's generation config, what the template writes after an answer, and those
-    of the form of calls.
+    plain: do not use its chat template, for a model fine-tuned without it. thinking: "on" leaves it
+    to the template whether the model thinks and what it later sees of it; "off" asks the template
+    for no thinking; "hidden" shows no earlier thoughts. form: the form of calls (see `tools.py`)
+    that the template teaches; "plain" if it has no tools or another form. context: a prompt of more
+    tokens is not remembered. stop_ids: an answer ends with any of these: the tokenizer's end token,
+    those of the model's generation config, what the template writes after an answer, and those of
+    the form of calls.
 
     Raises CheckpointError if thinking is to be off and the template has no switch for it.
     """
 
     def __init__(
-        self, tokenizer: Any, *, plain: bool = False, thinking: str = THINKING[0], context: int = sys.maxsize
+        self,
+        tokenizer: Any,
+        *,
+        plain: bool = False,
+        thinking: str = THINKING[0],
+        context: int = sys.maxsize,
     ) -> None:
         self.tokenizer, self.thinking, self.context = tokenizer, thinking, context
         self.template = bool(tokenizer.chat_template) and not plain
         if thinking == "off" and self.template and SWITCH not in str(tokenizer.chat_template):
-            raise CheckpointError(f"--thinking off: the model's chat template has no {SWITCH}; leave it out")
-        marks = {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens, OPENED, CLOSED, *THOUGHT}
+            raise CheckpointError(
+                f"--thinking off: the model's chat template has no {SWITCH}; leave it out"
+            )
+        marks = {
+            *tokenizer.get_added_vocab(),
+            *tokenizer.all_special_tokens,
+            OPENED,
+            CLOSED,
+            *THOUGHT,
+        }
         marks |= set(LITERAL_MARK.findall(str(tokenizer.chat_template or "")))
         self._marks = _pattern(marks)
         shown = self._probe([_user("-")], [self._tool(PROBE)]) if self.template else ""
@@ -96,7 +115,9 @@ class Dialogue:
         self._foreign_marks = _pattern(marks - own)
         self._family = family if family and family.parts else None
         self.stop_ids = self._find_stops(family, own)
-        self._strip_right = {token for token, added in tokenizer.added_tokens_decoder.items() if added.rstrip}
+        self._strip_right = {
+            token for token, added in tokenizer.added_tokens_decoder.items() if added.rstrip
+        }
         """Tokens that include the white space after them, such as Phi-3's `<|end|>`."""
         system = {"role": "system", "content": PROBE.name}
         self._takes_system = self.template and PROBE.name in self._probe([system, _user("-")], [])
@@ -124,17 +145,26 @@ class Dialogue:
         return _neutral(text, self._marks)
 
     def conversation(self, prompt: str) -> str:
-        """A conversation's policy prompt for use without a template; the agent's messages end with the end token."""
+        """A conversation's policy prompt for use without a template; the agent's messages end with
+        the end token.
+        """
         return self.harmless(prompt).replace(TURN_END, self.tokenizer.eos_token or "")
 
     def ids(self, observation: Observation, comment: str | None = None) -> tuple[int, ...]:
         """The tokens of `text`: the remembered beginning as it was sampled, the rest tokenised."""
         text, answers = self.text(observation, comment), self._answers(observation)
-        begun = [key for key in self._sampled if text.startswith(key[1]) and answers[: len(key[0])] == key[0]]
+        begun = [
+            key
+            for key in self._sampled
+            if text.startswith(key[1]) and answers[: len(key[0])] == key[0]
+        ]
         if begun:
             beginning = max(begun, key=lambda key: len(key[1]))
             sampled, rest = self._sampled[beginning], text[len(beginning[1]) :]
-            ids = (*sampled, *self._tokenise(rest.lstrip() if sampled[-1] in self._strip_right else rest))
+            ids = (
+                *sampled,
+                *self._tokenise(rest.lstrip() if sampled[-1] in self._strip_right else rest),
+            )
         else:
             ids = self._tokenise(text) if self.template else tuple(prompt_ids(self.tokenizer, text))
         if len(ids) <= self.context:
@@ -142,7 +172,9 @@ class Dialogue:
         return ids
 
     def remember(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Remember that `token_ids` were sampled after a prompt from `ids`, so that a longer prompt keeps them."""
+        """Remember that `token_ids` were sampled after a prompt from `ids`, so that a longer prompt
+        keeps them.
+        """
         known = self._texts.get(array("I", prompt_ids).tobytes())
         if known is None or not token_ids:
             return
@@ -155,7 +187,9 @@ class Dialogue:
             text += _neutral(answer, self._foreign_marks)
         if text:
             _keep(
-                self._sampled, (self._answers(observation, answer), text + end), array("I", (*prompt_ids, *token_ids))
+                self._sampled,
+                (self._answers(observation, answer), text + end),
+                array("I", (*prompt_ids, *token_ids)),
             )
 
     def _answers(self, observation: Observation, *more: str) -> tuple[str, ...]:
@@ -164,8 +198,8 @@ class Dialogue:
         return (*said, *more) if self._family else ()
 
     def _kept(self, prompt: str, observation: Observation, comment: str | None, answer: str) -> str:
-        """How the template renders `prompt` and the model's `answer`, up to the mark at its end; "" unless the prompt
-        and all parts of the answer are there.
+        """How the template renders `prompt` and the model's `answer`, up to the mark at its end; ""
+        unless the prompt and all parts of the answer are there.
         """
         calls = parse(answer, observation.tools, self.form, replies=observation.replies).calls
         message = Message("assistant", answer, calls)
@@ -184,7 +218,9 @@ class Dialogue:
     def words(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids` including special tokens, with which some templates mark calls."""
         return str(
-            self.tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            self.tokenizer.decode(
+                list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
         )
 
     def thought_tokens(self, token_ids: Sequence[int]) -> int:
@@ -195,23 +231,36 @@ class Dialogue:
         low, high = 1, len(token_ids)  # the first token with which the closing mark is complete
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if closed in self.words(token_ids[:middle]) else (middle + 1, high)
+            low, high = (
+                (low, middle) if closed in self.words(token_ids[:middle]) else (middle + 1, high)
+            )
         return low
 
     def completion(self, action: int | str | ToolUse) -> str:
-        """What the model is trained to write after `text`: the calls in its form, or the words if there are none."""
+        """What the model is trained to write after `text`: the calls in its form, or the words if
+        there are none.
+        """
         if not isinstance(action, ToolUse):
             answer = action_completion(action)
         else:
-            words = form_text((), PLAIN) if self.form == PLAIN else _neutral(action.text.strip(), self._foreign_marks)
+            words = (
+                form_text((), PLAIN)
+                if self.form == PLAIN
+                else _neutral(action.text.strip(), self._foreign_marks)
+            )
             answer = " " + (form_text(action.calls, self.form) if action.calls else words)
         return answer.removeprefix(" ") if self.template else answer
 
-    def _text(self, observation: Observation, comment: str | None, answer: Message | None = None) -> str:
+    def _text(
+        self, observation: Observation, comment: str | None, answer: Message | None = None
+    ) -> str:
         """The prompt, or the conversation up to the model's `answer`."""
         messages = _with_notes([self._message(message) for message in observation.messages])
         if comment is not None:
-            last = max((i for i, message in enumerate(messages) if message["role"] in ("user", "tool")), default=None)
+            last = max(
+                (i for i, message in enumerate(messages) if message["role"] in ("user", "tool")),
+                default=None,
+            )
             line = _neutral(f"{REFLECTION_MARKER} {one_line(comment)}", self._marks)
             if last is None:
                 messages.append(_user(line))
@@ -223,16 +272,24 @@ class Dialogue:
             if self._family and self._family.results_need_calls:
                 messages = _results_of_calls(messages)
             tools = [self._tool(tool) for tool in observation.tools]
-            return self._render(messages, tools, one_call=observation.replies, answered=answer is not None)
+            return self._render(
+                messages, tools, one_call=observation.replies, answered=answer is not None
+            )
         if observation.tools:
             rules = TURN_RULES if observation.replies else PLAIN_RULES
             offer = f"{_neutral(tools_text(observation.tools), self._marks)}\n{rules}"
-            first = messages.pop(0)["content"] + "\n\n" if messages and messages[0]["role"] == "system" else ""
+            first = (
+                messages.pop(0)["content"] + "\n\n"
+                if messages and messages[0]["role"] == "system"
+                else ""
+            )
             messages.insert(0, {"role": "system", "content": first + offer})
         return self._render(self._two_sided(messages), [])
 
     def _message(self, message: Message) -> dict[str, Any]:
-        """The message as templates expect it. An assistant's calls are part of its text, or parts of the message."""
+        """The message as templates expect it. An assistant's calls are part of its text, or parts
+        of the message.
+        """
         if message.role != "assistant":
             named = {"name": message.name} if message.name else {}
             content = message.content if message.role == "system" else as_data(message.content)
@@ -252,17 +309,29 @@ class Dialogue:
         return {"role": "assistant", "content": _neutral(content, self._foreign_marks)}
 
     def _parts(self, message: Message) -> dict[str, Any]:
-        """An assistant's message as its thought, words and calls. Words that call, but not validly, are words."""
+        """An assistant's message as its thought, words and calls. Words that call, but not validly,
+        are words.
+        """
         assert self._family is not None
         rest = after_thought(words_beside_calls(message), self.form)
-        words = self._family.words(rest) if message.calls or not reads_as_calls(rest, self.form) else rest
+        words = (
+            self._family.words(rest)
+            if message.calls or not reads_as_calls(rest, self.form)
+            else rest
+        )
         thought = self._thought(message.content) if self.thinking != "hidden" else ""
         calls = [
-            {"type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in message.calls
+            {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.calls
         ]
-        parts = {"content": words if not (thought and calls and self._family.results_need_calls) else ""}
+        parts = {
+            "content": words if not (thought and calls and self._family.results_need_calls) else ""
+        }
         parts |= {"reasoning_content": thought, "thinking": thought} if thought else {}
-        return {"role": "assistant", **_neutral_json(parts | ({"tool_calls": calls} if calls else {}), self._marks)}
+        return {
+            "role": "assistant",
+            **_neutral_json(parts | ({"tool_calls": calls} if calls else {}), self._marks),
+        }
 
     def _thought(self, text: str) -> str:
         """The reasoning at the start of `text`, without its marks."""
@@ -283,12 +352,17 @@ class Dialogue:
         return {"type": "function", "function": _neutral_json(function, self._marks)}
 
     def _two_sided(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """`messages` for templates without tools: results come from the user, and the roles alternate."""
+        """`messages` for templates without tools: results come from the user, and the roles
+        alternate.
+        """
         sided: list[dict[str, Any]] = []
         for message in messages:
             role, content = message["role"], message["content"]
             if role == "tool":
-                role, content = "user", f"{RESULT_MARKER} {message.get('name', 'the call')}: {content}"
+                role, content = (
+                    "user",
+                    f"{RESULT_MARKER} {message.get('name', 'the call')}: {content}",
+                )
             if role == "system" and not self._takes_system:
                 role = "user"
             if sided and sided[-1]["role"] == role:
@@ -297,7 +371,9 @@ class Dialogue:
                 sided.append({"role": role, "content": content})
         return sided
 
-    def _probe(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, answered: bool = False) -> str:
+    def _probe(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, answered: bool = False
+    ) -> str:
         """See `_render`; "" if the template rejects the messages."""
         try:
             return self._render(messages, tools, answered=answered)
@@ -305,7 +381,9 @@ class Dialogue:
             return ""
 
     def _find_form(self, shown: str) -> Form:
-        """The form of calls that the template asks for in `shown`, with a tool, or in which it shows a call."""
+        """The form of calls that the template asks for in `shown`, with a tool, or in which it
+        shows a call.
+        """
         if OPENED in shown and '"arguments"' in shown:
             return HERMES
         if "<|start_header_id|>" in shown or "<|header_start|>" in shown:
@@ -318,8 +396,8 @@ class Dialogue:
     def _find_stops(self, family: CallForm | None, own_marks: set[str]) -> frozenset[int]:
         """See `stop_ids`. own_marks: what the assistant writes within a turn, which never ends one.
 
-        Of the tokens in a generation config only special ones count: LlamaConfig lists token 2 where nobody says
-        otherwise, which may be a letter.
+        Of the tokens in a generation config only special ones count: LlamaConfig lists token 2
+        where nobody says otherwise, which may be a letter.
         """
         tokenizer = self.tokenizer
         tokens = {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens}
@@ -333,8 +411,8 @@ class Dialogue:
         return frozenset(ids - {None})
 
     def _written_after_answer(self, tokens: set[str]) -> list[str]:
-        """Which of `tokens` the template writes after an assistant's words; if there is none, as in GLM's, which it
-        writes before the next message.
+        """Which of `tokens` the template writes after an assistant's words; if there is none, as in
+        GLM's, which it writes before the next message.
         """
         longest_first = sorted(filter(str.strip, tokens), key=len, reverse=True)
         token = re.compile(rf"\s*({'|'.join(map(re.escape, longest_first))})")
@@ -354,8 +432,8 @@ class Dialogue:
         one_call: bool = False,
         answered: bool = False,
     ) -> str:
-        """The prompt, or what there is so far if the last message is the answer. one_call: the template, but no
-        message, is changed to offer at most one call in a turn.
+        """The prompt, or what there is so far if the last message is the answer. one_call: the
+        template, but no message, is changed to offer at most one call in a turn.
         """
         from jinja2 import TemplateError
 
@@ -405,7 +483,9 @@ def _results_of_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         elif calls:
             message = {"name": calls[-1]["function"]["name"]} | message
         else:
-            message = _user(f"{RESULT_MARKER} {message.get('name', 'the call')}: {message['content']}")
+            message = _user(
+                f"{RESULT_MARKER} {message.get('name', 'the call')}: {message['content']}"
+            )
         shown.append(message)
     return shown
 

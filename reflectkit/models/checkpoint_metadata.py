@@ -1,4 +1,6 @@
-"""What a model's folder says without its weights: role, base of an adapter, config, tokenizer. No code in it is run."""
+"""What a model's folder says without its weights: role, base of an adapter, config, tokenizer. No
+code in it is run.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ ROLE_FILE = "reflectkit.json"
 REFLECTOR_FOLDER = "reflector"
 """Name of the folder of a trained reflector in a checkpoint of rlft."""
 SERVICE = "service"
-"""The fact of a checkpoint whose weights are on a training service: engine, base, rank, and the path there."""
+"""The fact of a checkpoint whose weights are on a training service: engine, base, rank, and the
+path there.
+"""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 SIZES = {
     "num_hidden_layers": 10_000,
@@ -29,15 +33,21 @@ SIZES = {
     "vocab_size": 10**8,
     "max_position_embeddings": 10**9,
 }
-"""Upper limits of the sizes in a model's config; building a larger model would take all memory before it fails."""
+"""Upper limits of the sizes in a model's config; building a larger model would take all memory
+before it fails.
+"""
 STATE_ELSEWHERE = ("deepseek_v4", "minimax", "recurrent_gemma", "rwkv", "xlstm")
-"""Types of models whose state lies in their layers or in caches of their own, where it does not allow for padding."""
+"""Types of models whose state lies in their layers or in caches of their own, where it does not
+allow for padding.
+"""
 BASE_FOLDER = "base_folder"
 """Key in the role file of the path of an adapter's base."""
 
 
 def model_facts(source: Path) -> dict[str, Any]:
-    """The facts saved with a model: role, env, reflector, …; empty if there are none that can be read."""
+    """The facts saved with a model: role, env, reflector, …; empty if there are none that can be
+    read.
+    """
     try:
         facts = read_json(source / ROLE_FILE)
     except DataError:
@@ -46,11 +56,14 @@ def model_facts(source: Path) -> dict[str, Any]:
 
 
 CALIBRATION = "calibration"
-"""The fact of a checkpoint that is the temperature of its probabilities where it plays; training ignores it."""
+"""The fact of a checkpoint that is the temperature of its probabilities where it plays; training
+ignores it.
+"""
 
 
 def calibration_of(source: Path) -> float:
-    """The temperature that `rlft --calibrate` fitted to the probabilities of `source`; 1 if it did not.
+    """The temperature that `rlft --calibrate` fitted to the probabilities of `source`; 1 if it did
+    not.
 
     Raises CheckpointError if that is no number above 0.
     """
@@ -58,7 +71,8 @@ def calibration_of(source: Path) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
         return float(value)
     raise CheckpointError(
-        f"{source / ROLE_FILE}: {CALIBRATION} is {value!r:.60}, expected a number above 0; restore the file"
+        f"{source / ROLE_FILE}: {CALIBRATION} is {value!r:.60}, expected a number above 0;"
+        " restore the file"
     )
 
 
@@ -69,7 +83,9 @@ BETTER = ("validation_return", "validation_probability")
 
 
 def best_checkpoint(checkpoints: Iterable[Path]) -> Path | None:
-    """The one of `checkpoints` that was best when it was validated, the last of equals; None if none was."""
+    """The one of `checkpoints` that was best when it was validated, the last of equals; None if
+    none was.
+    """
     best, best_score = None, -math.inf
     for path in checkpoints:
         facts = model_facts(path)
@@ -87,34 +103,59 @@ def checked_facts(folder: Path, role: str | None) -> ModelFacts:
     """
     if not folder.is_dir():
         others = checkpoints(folder.parent)
-        near = f"; there is {others[-1]}" if others else "; run `reflectkit sft`, or name another folder"
+        near = (
+            f"; there is {others[-1]}"
+            if others
+            else "; run `reflectkit sft`, or name another folder"
+        )
         raise CheckpointError(f"no such model folder: {folder}{near}")
     inside = checkpoints(folder)
     if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
-        near = f"; name a checkpoint in it, e.g. {inside[-1]}" if inside else "; name a run of sft or rlft"
+        near = (
+            f"; name a checkpoint in it, e.g. {inside[-1]}"
+            if inside
+            else "; name a run of sft or rlft"
+        )
         raise CheckpointError(f"{folder} is not a model folder{near}")
     if stage := stage_of(folder):
         trains = stage in ("sft", "rlft")
-        lost = "; it has no checkpoint: run it again with --force" if trains else "; name a run of sft or rlft"
+        lost = (
+            "; it has no checkpoint: run it again with --force"
+            if trains
+            else "; name a run of sft or rlft"
+        )
         near = f"; name one in it, e.g. {inside[-1]}" if inside else lost
         raise CheckpointError(f"{folder} is a run of {stage}, not a checkpoint{near}")
-    if (folder / "adapter_config.json").is_file() and not (folder / "adapter_model.safetensors").is_file():
-        raise CheckpointError(f"{folder} has no adapter_model.safetensors; other formats can run code and are not read")
+    if (folder / "adapter_config.json").is_file() and not (
+        folder / "adapter_model.safetensors"
+    ).is_file():
+        raise CheckpointError(
+            f"{folder} has no adapter_model.safetensors; other formats can run code and are not"
+            " read"
+        )
     if not has_tokenizer(folder) and not (folder / "adapter_config.json").is_file():
-        raise CheckpointError(f"{folder} has no tokenizer (tokenizer.json); copy the one the model was trained with")
+        raise CheckpointError(
+            f"{folder} has no tokenizer (tokenizer.json); copy the one the model was trained with"
+        )
     if not (folder / ROLE_FILE).is_file():
         return {}
     try:
         facts = from_json(ModelFacts, read_json(folder / ROLE_FILE))
     except DataError:
-        raise CheckpointError(f"{folder / ROLE_FILE} is damaged; delete it or make the checkpoint again") from None
+        raise CheckpointError(
+            f"{folder / ROLE_FILE} is damaged; delete it or make the checkpoint again"
+        ) from None
     trained_for = facts.get("role")
     if role == "reflection" and trained_for not in ("reflection", None):
         raise CheckpointError(
-            f"{folder} is a {trained_for} model, not a reflector; give one made by `sft --role reflection`"
+            f"{folder} is a {trained_for} model, not a reflector; give one made by `sft --role"
+            " reflection`"
         )
     if role == "policy" and trained_for == "reflection":
-        raise CheckpointError(f"{folder} is a reflector, not a policy; give one made by `sft --role policy` or `plain`")
+        raise CheckpointError(
+            f"{folder} is a reflector, not a policy; give one made by `sft --role policy` or"
+            " `plain`"
+        )
     return facts
 
 
@@ -124,16 +165,20 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def check_role(source: str | Path, role: str | None) -> str | None:
-    """What `source` was trained for; None if nothing says so. Raises CheckpointError if that is not `role`."""
+    """What `source` was trained for; None if nothing says so. Raises CheckpointError if that is not
+    `role`.
+    """
     return checked_facts(Path(source), role).get("role") if looks_local(source) else None
 
 
 def base_of(folder: Path) -> str | None:
-    """The base model of the adapter in `folder`: its folder, or its hub id; None without an adapter.
+    """The base model of the adapter in `folder`: its folder, or its hub id; None without an
+    adapter.
 
-    A relative path in the adapter's config starts at the folder in which the adapter was trained, which may not be the
-    working directory. The checkpoint records where the base is relative to itself; one without that record is taken to
-    be, like its base, somewhere below the folder in which it was trained.
+    A relative path in the adapter's config starts at the folder in which the adapter was trained,
+    which may not be the working directory. The checkpoint records where the base is relative to
+    itself; one without that record is taken to be, like its base, somewhere below the folder in
+    which it was trained.
 
     Raises CheckpointError: the config is damaged, or the base is not there.
     """
@@ -145,7 +190,9 @@ def base_of(folder: Path) -> str | None:
         if not isinstance(name, str):
             raise TypeError("it does not name a base model")
     except (DataError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged ({first_line(error)}); make the checkpoint again") from None
+        raise CheckpointError(
+            f"{path} is damaged ({first_line(error)}); make the checkpoint again"
+        ) from None
     here = Path(os.path.realpath(folder))
     places = [parent / name for parent in here.parents] if "/" in name else []
     recorded = model_facts(folder).get(BASE_FOLDER)
@@ -156,66 +203,87 @@ def base_of(folder: Path) -> str | None:
             same = os.path.isdir(name) and os.path.samefile(place, name)
             return name if same else os.path.realpath(place)
     if looks_local(name) and not os.path.isdir(name):
-        raise CheckpointError(f"{folder} is an adapter of {name}, which is missing; put that model there again")
+        raise CheckpointError(
+            f"{folder} is an adapter of {name}, which is missing; put that model there again"
+        )
     return name
 
 
 def base_fact(model: Any, adapter: str, folder: Path) -> dict[str, Any]:
-    """What a checkpoint in `folder` records about the base of `adapter`: nothing unless that is a relative path."""
+    """What a checkpoint in `folder` records about the base of `adapter`: nothing unless that is a
+    relative path.
+    """
     name = model.peft_config[adapter].base_model_name_or_path
     if not name or os.path.isabs(name) or not os.path.isdir(name):
         return {}
-    return {BASE_FOLDER: {"name": name, "path": os.path.relpath(os.path.realpath(name), os.path.realpath(folder))}}
+    return {
+        BASE_FOLDER: {
+            "name": name,
+            "path": os.path.relpath(os.path.realpath(name), os.path.realpath(folder)),
+        }
+    }
 
 
 def context_of(source: str | Path) -> int | None:
-    """The context length of model `source` in tokens, from its config alone; None if the config does not say."""
+    """The context length of model `source` in tokens, from its config alone; None if the config
+    does not say.
+    """
     return getattr(config_of(base_of(Path(source)) or source), "max_position_embeddings", None)
 
 
 def config_of(source: str | Path) -> Any:
-    """The language model's config of folder or hub id `source`. Raises CheckpointError if it is not a usable one."""
+    """The language model's config of folder or hub id `source`. Raises CheckpointError if it is not
+    a usable one.
+    """
     fetching = hub_options(source)
     from transformers import AutoConfig, PretrainedConfig
 
     try:
         _refuse_kernels(source, PretrainedConfig.get_config_dict(str(source), **fetching)[0])
-        config = AutoConfig.from_pretrained(str(source), trust_remote_code=False, **fetching).get_text_config()
+        config = AutoConfig.from_pretrained(
+            str(source), trust_remote_code=False, **fetching
+        ).get_text_config()
     except CheckpointError:
         raise
     except Exception as error:  # the library raises many types
         raise unusable(source, "no usable config", error) from None
     if config.model_type in STATE_ELSEWHERE:
         raise CheckpointError(
-            f"{source}: models of type {config.model_type} keep a state that padding spoils; use another"
+            f"{source}: models of type {config.model_type} keep a state that padding spoils;"
+            " use another"
         )
     for name, most in SIZES.items():
         value = getattr(config, name, None)
         if value is not None and not (isinstance(value, int) and 0 < value <= most):
             raise CheckpointError(
-                f"{source}: config.json: {name} is {value!r:.60}, expected a whole number from 1 to {most:,}; restore"
-                " the file"
+                f"{source}: config.json: {name} is {value!r:.60}, expected a whole number from 1 to"
+                f" {most:,}; restore the file"
             )
     return config
 
 
 def _refuse_kernels(source: str | Path, part: Any, setting: str = "") -> None:
-    """Raises CheckpointError where a config names code on a hub as an implementation of attention or the like.
+    """Raises CheckpointError where a config names code on a hub as an implementation of attention
+    or the like.
 
     part: the config, or what is in it at `setting`.
     """
     if isinstance(part, dict):
         for name, value in part.items():
-            _refuse_kernels(source, value, setting or (name if name.endswith("_implementation") else ""))
+            _refuse_kernels(
+                source, value, setting or (name if name.endswith("_implementation") else "")
+            )
     elif setting and isinstance(part, str) and "/" in part:
         raise CheckpointError(
-            f"{source}: config.json: {setting} is {part!r:.60}, code from a hub, which is never run; remove the entry"
+            f"{source}: config.json: {setting} is {part!r:.60}, code from a hub, which is"
+            " never run; remove the entry"
         )
 
 
 def load_tokenizer(source: str | Path) -> Any:
-    """The tokenizer of folder or hub id `source`, with the attribute `generation_end_ids`, which a tokenizer does not
-    have of itself: the tokens with which the model's answers end by its generation config.
+    """The tokenizer of folder or hub id `source`, with the attribute `generation_end_ids`, which a
+    tokenizer does not have of itself: the tokens with which the model's answers end by its
+    generation config.
 
     Raises CheckpointError.
     """
@@ -228,7 +296,9 @@ def load_tokenizer(source: str | Path) -> Any:
 
     silence_libraries()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(source), padding_side="left", trust_remote_code=False, **fetching)
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(source), padding_side="left", trust_remote_code=False, **fetching
+        )
     except Exception as error:  # the library raises many types where there is no usable tokenizer
         raise unusable(source, "no usable tokenizer", error) from None
     tokenizer.generation_end_ids = _generation_end_ids(base_of(Path(source)) or source)
@@ -236,7 +306,8 @@ def load_tokenizer(source: str | Path) -> Any:
 
 
 def _generation_end_ids(source: str | Path) -> tuple[int, ...]:
-    """The end tokens in the generation config of model `source`, or in its config, which older models have alone.
+    """The end tokens in the generation config of model `source`, or in its config, which older
+    models have alone.
 
     Raises CheckpointError: they are not token ids.
     """
@@ -245,7 +316,9 @@ def _generation_end_ids(source: str | Path) -> tuple[int, ...]:
     fetching = hub_options(source)
     for name in ("generation_config.json", "config.json"):
         try:
-            path = cached_file(str(source), name, _raise_exceptions_for_missing_entries=False, **fetching)
+            path = cached_file(
+                str(source), name, _raise_exceptions_for_missing_entries=False, **fetching
+            )
         except OSError as error:  # the hub did not answer
             raise unusable(source, f"no usable {name}", error) from None
         if path is None:
@@ -260,13 +333,17 @@ def _generation_end_ids(source: str | Path) -> tuple[int, ...]:
             continue
         ids = listed if isinstance(listed, list) else [listed]
         if not all(type(token) is int for token in ids):
-            raise CheckpointError(f"{path}: eos_token_id is {listed!r:.60}, expected token ids; restore the file")
+            raise CheckpointError(
+                f"{path}: eos_token_id is {listed!r:.60}, expected token ids; restore the file"
+            )
         return tuple(ids)
     return ()
 
 
 def wherever_read(tokenizer: Any) -> Any:
-    """`tokenizer`, which will be saved with the same bytes whether it was read with HF_HUB_OFFLINE or without."""
+    """`tokenizer`, which will be saved with the same bytes whether it was read with HF_HUB_OFFLINE
+    or without.
+    """
     tokenizer.init_kwargs["local_files_only"] = False
     return tokenizer
 
@@ -275,15 +352,19 @@ def unusable(source: str | Path, what: str, error: Exception) -> CheckpointError
     """The error for a model that transformers refuses. what: the part of it."""
     if "trust_remote_code" in str(error):
         return CheckpointError(
-            f"{source} brings Python code along, and that of models is never run (no --trust-remote-code); install it"
-            " as a package that registers the model with transformers, see docs/your-own-model.md"
+            f"{source} brings Python code along, and that of models is never run (no"
+            " --trust-remote-code); install it as a package that registers the model with"
+            " transformers, see docs/your-own-model.md"
         )
     return CheckpointError(
-        f"{source}: {what} ({first_line(error)}); if its files are damaged or incomplete, restore them"
+        f"{source}: {what} ({first_line(error)}); if its files are damaged or incomplete,"
+        " restore them"
     )
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of `error`'s message, at most 200 characters; the name of its type where it has none."""
+    """The first line of `error`'s message, at most 200 characters; the name of its type where it
+    has none.
+    """
     text = masked(str(error)).strip() or type(error).__name__
     return text.splitlines()[0][:200]

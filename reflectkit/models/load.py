@@ -1,4 +1,5 @@
-"""Load and save a player: a model, its tokenizer, and a small file with the role that it was trained for.
+"""Load and save a player: a model, its tokenizer, and a small file with the role that it was
+trained for.
 
 Only safetensors are read and written, and no code that comes with a model is run.
 """
@@ -80,7 +81,13 @@ class LoadedModel:
     @property
     def pad_id(self) -> int:
         """The padding id; padding is masked, so any id will do."""
-        return int(next(i for i in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0) if i is not None))
+        return int(
+            next(
+                i
+                for i in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
+                if i is not None
+            )
+        )
 
 
 def load_player(
@@ -93,13 +100,13 @@ def load_player(
 ) -> LoadedModel:
     """The model and tokenizer in folder `source`, or of hub id `source`.
 
-    role: what it will be used as ("policy" or "reflection"); a checkpoint trained for the other one is refused. device:
-    "auto" (a GPU if there is one), "cpu", "cuda", … dtype: name of a torch dtype. quantize: "none", "8bit" or "4bit",
-    by bitsandbytes; only an adapter can then be trained. Both default to those the checkpoint was saved with, or to
-    float32 and none.
+    role: what it will be used as ("policy" or "reflection"); a checkpoint trained for the other one
+    is refused. device: "auto" (a GPU if there is one), "cpu", "cuda", … dtype: name of a torch
+    dtype. quantize: "none", "8bit" or "4bit", by bitsandbytes; only an adapter can then be trained.
+    Both default to those the checkpoint was saved with, or to float32 and none.
 
-    Raises CheckpointError: no such folder, no tokenizer, damaged weights, the wrong role, or an id that cannot be
-    fetched.
+    Raises CheckpointError: no such folder, no tokenizer, damaged weights, the wrong role, or an id
+    that cannot be fetched.
     """
     folder = Path(source)
     facts = checked_facts(folder, role) if looks_local(source) else {}
@@ -110,7 +117,10 @@ def load_player(
     fetching = hub_options(base_name or source)
     from transformers import AutoModelForCausalLM
 
-    dtype, quantize = dtype or facts.get("dtype", "float32"), quantize or facts.get("quantize", "none")
+    dtype, quantize = (
+        dtype or facts.get("dtype", "float32"),
+        quantize or facts.get("quantize", "none"),
+    )
     name = str(source)
     tokenizer = load_tokenizer(source)
     config_of(base_name or source)
@@ -122,24 +132,37 @@ def load_player(
     if quantize != "none":
         from transformers import BitsAndBytesConfig
 
-        nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": kind} if quantize == "4bit" else {}
+        nf4 = (
+            {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": kind}
+            if quantize == "4bit"
+            else {}
+        )
         bits = BitsAndBytesConfig(**{f"load_in_{quantize}": True}, **nf4)
         options |= {"quantization_config": bits, "device_map": {"": place}}
     try:
         if base_name is not None:
             from peft import PeftModel
 
-            base, report = AutoModelForCausalLM.from_pretrained(base_name, output_loading_info=True, **options)
+            base, report = AutoModelForCausalLM.from_pretrained(
+                base_name, output_loading_info=True, **options
+            )
             _refuse_missing(base_name, report["missing_keys"])
             _resize_embeddings(base, folder)
             model: Any = PeftModel.from_pretrained(base, name, is_trainable=True)
             model.peft_config[POLICY_ADAPTER].base_model_name_or_path = base_name
             _refuse_missing_adapter(model, folder)
         else:
-            model, report = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
+            model, report = AutoModelForCausalLM.from_pretrained(
+                name, output_loading_info=True, **options
+            )
             _refuse_missing(name, report["missing_keys"])
-            if (extra := report["unexpected_keys"]) and (folder / ROLE_FILE).is_file():  # written by save_player
-                what = f"config.json has no place for {len(extra)} of the saved tensors, e.g. {min(extra)}"
+            if (extra := report["unexpected_keys"]) and (
+                folder / ROLE_FILE
+            ).is_file():  # written by save_player
+                what = (
+                    f"config.json has no place for {len(extra)} of the saved tensors, e.g."
+                    f" {min(extra)}"
+                )
                 raise CheckpointError(f"{name}: {what}; restore the file")
     except CheckpointError:
         raise
@@ -148,27 +171,34 @@ def load_player(
     if quantize == "none":
         model.to(place)
     if quantize == "4bit":
-        for module in model.modules():  # bitsandbytes repacks weights on some CPUs, which not every shape allows
+        # bitsandbytes repacks weights on some CPUs, which not every shape allows
+        for module in model.modules():
             if hasattr(module, REPACKS):
                 setattr(module, REPACKS, False)
-    return LoadedModel(model, tokenizer, facts.get("role"), dtype, quantize, answer=facts.get("answer", ""))
+    return LoadedModel(
+        model, tokenizer, facts.get("role"), dtype, quantize, answer=facts.get("answer", "")
+    )
 
 
 def refuse_service(folder: Path) -> None:
     """Raises CheckpointError if the weights of checkpoint `folder` are on a training service."""
     if record := model_facts(folder).get(SERVICE):
         raise CheckpointError(
-            f"the weights of {folder} are on a training service ({record.get('engine')}), and this needs them here; see"
-            " `reflectkit export`"
+            f"the weights of {folder} are on a training service ({record.get('engine')}), and this"
+            " needs them here; see `reflectkit export`"
         )
 
 
 def _resize_embeddings(base: Any, folder: Path) -> None:
-    """Give `base` as many embeddings as the adapter in `folder` was trained with; it brings the weights of new ones."""
+    """Give `base` as many embeddings as the adapter in `folder` was trained with; it brings the
+    weights of new ones.
+    """
     from peft import PeftConfig
 
     layers = {base.get_input_embeddings(), base.get_output_embeddings()}
-    names = [f"base_model.model.{name}" for name, module in base.named_modules() if module in layers]
+    names = [
+        f"base_model.model.{name}" for name, module in base.named_modules() if module in layers
+    ]
     axes = {
         "weight": 0,
         "base_layer.weight": 0,
@@ -206,8 +236,9 @@ def with_adapter(
 ) -> LoadedModel:
     """`player` with a new LoRA adapter, which alone is trained (arXiv 2106.09685).
 
-    seed: for its weights. dropout: of what the adapter reads, 0 … 1. targets: the layers that it changes, "all-linear"
-    or names separated by commas; "": peft's choice for this kind of model, or all linear ones where it has none.
+    seed: for its weights. dropout: of what the adapter reads, 0 … 1. targets: the layers that it
+    changes, "all-linear" or names separated by commas; "": peft's choice for this kind of model, or
+    all linear ones where it has none.
 
     Raises ConfigError: it has an adapter, or no such layers.
     """
@@ -215,21 +246,38 @@ def with_adapter(
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
     if isinstance(player.model, PeftModel):
-        raise ConfigError("the model already has a LoRA adapter, which will be trained further; omit --lora-r")
-    has_default_targets = player.model.config.model_type in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-    named = targets if targets in ("", ALL_LINEAR) else [name.strip() for name in targets.split(",")]
+        raise ConfigError(
+            "the model already has a LoRA adapter, which will be trained further; omit --lora-r"
+        )
+    has_default_targets = (
+        player.model.config.model_type in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    )
+    named = (
+        targets if targets in ("", ALL_LINEAR) else [name.strip() for name in targets.split(",")]
+    )
     target_modules = named or (None if has_default_targets else ALL_LINEAR)
-    layers = {name.rpartition(".")[2] for name, part in player.model.named_modules() if hasattr(part, "in_features")}
+    layers = {
+        name.rpartition(".")[2]
+        for name, part in player.model.named_modules()
+        if hasattr(part, "in_features")
+    }
     with torch.random.fork_rng():
         torch.manual_seed(seed % 2**63)
         settings = LoraConfig(
-            r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=target_modules, task_type="CAUSAL_LM"
+            r=rank,
+            lora_alpha=alpha,
+            lora_dropout=dropout,
+            target_modules=target_modules,
+            task_type="CAUSAL_LM",
         )
+        # No such layers, or all linear ones, of which peft cannot adapt each out_proj
         try:
             adapted = get_peft_model(player.model, settings)
-        except ValueError:  # no such layers, or all linear ones, of which peft cannot adapt each out_proj
+        except ValueError:
             usable = ",".join(sorted(layers - {"out_proj", "lm_head"}))
-            raise ConfigError(f"peft cannot adapt {targets or ALL_LINEAR}; use --lora-targets {usable}") from None
+            raise ConfigError(
+                f"peft cannot adapt {targets or ALL_LINEAR}; use --lora-targets {usable}"
+            ) from None
     return replace(player, model=adapted)
 
 
@@ -241,20 +289,30 @@ def load_pair(
     dtype: str | None = None,
     quantize: str | None = None,
 ) -> tuple[LoadedModel, LoadedModel]:
-    """(policy, reflector): two LoRA adapters on one base, with half the memory of two models; see `load_player`.
+    """(policy, reflector): two LoRA adapters on one base, with half the memory of two models; see
+    `load_player`.
 
-    Raises CheckpointError: one of them is not an adapter, or their bases or the way they are loaded differ.
+    Raises CheckpointError: one of them is not an adapter, or their bases or the way they are loaded
+    differ.
     """
     bases = {}
     for name, role in ((policy, "policy"), (reflector, "reflection")):
         folder = Path(name)
         facts = checked_facts(folder, role) if looks_local(name) else {}
         if not (folder / "adapter_config.json").is_file():
-            raise CheckpointError(f"{name} is not a LoRA adapter, so it cannot share a base; omit --share-base")
-        bases[role] = (base_of(folder), facts.get("dtype", "float32"), facts.get("quantize", "none"))
+            raise CheckpointError(
+                f"{name} is not a LoRA adapter, so it cannot share a base; omit --share-base"
+            )
+        bases[role] = (
+            base_of(folder),
+            facts.get("dtype", "float32"),
+            facts.get("quantize", "none"),
+        )
     if bases["policy"] != bases["reflection"]:
         one, other = ", ".join(map(str, bases["policy"])), ", ".join(map(str, bases["reflection"]))
-        raise CheckpointError(f"the two adapters do not share a base: {policy} is on {one}; {reflector} on {other}")
+        raise CheckpointError(
+            f"the two adapters do not share a base: {policy} is on {one}; {reflector} on {other}"
+        )
     loaded = load_player(policy, "policy", device=device, dtype=dtype, quantize=quantize)
     actor = replace(loaded, adapter=POLICY_ADAPTER)
     _add_adapter(actor.model, reflector, "reflection")
@@ -263,8 +321,8 @@ def load_pair(
 
 @dataclass(frozen=True)
 class Reference:
-    """The frozen player that training started from, for a KL penalty. copy: a separate model; None: the player's base
-    alone or with its adapter called `adapter`, so that there is no second copy.
+    """The frozen player that training started from, for a KL penalty. copy: a separate model; None:
+    the player's base alone or with its adapter called `adapter`, so that there is no second copy.
     """
 
     player: LoadedModel
@@ -290,8 +348,15 @@ class Reference:
         """(this player's, the present player's) weights by name: those that the latter trains."""
         own = dict((self.copy or self.player.model).named_parameters())
         active, mine = f".{self.player.adapter or POLICY_ADAPTER}.", f".{self.adapter}."
-        trained = [(name, weight) for name, weight in self.player.model.named_parameters() if weight.requires_grad]
-        return {name: (own[name if self.copy else name.replace(active, mine)], weight) for name, weight in trained}
+        trained = [
+            (name, weight)
+            for name, weight in self.player.model.named_parameters()
+            if weight.requires_grad
+        ]
+        return {
+            name: (own[name if self.copy else name.replace(active, mine)], weight)
+            for name, weight in trained
+        }
 
     @torch.no_grad()
     def follow(self, decay: float) -> None:
@@ -307,7 +372,9 @@ class Reference:
 
 
 def averaged_player(player: LoadedModel) -> Reference:
-    """A moving average of `player`, which begins as it is now: another adapter if it has one, else a copy."""
+    """A moving average of `player`, which begins as it is now: another adapter if it has one, else
+    a copy.
+    """
     if not hasattr(player.model, "peft_config"):
         return Reference(player, copy=copy.deepcopy(player.model).eval().requires_grad_(False))
     active, average = player.adapter or POLICY_ADAPTER, Reference(player, adapter="average")
@@ -319,16 +386,24 @@ def averaged_player(player: LoadedModel) -> Reference:
 
 
 def starting_player(
-    player: LoadedModel, source: str | Path, fresh_adapter: bool, device: str = "auto", role: str = "policy"
+    player: LoadedModel,
+    source: str | Path,
+    fresh_adapter: bool,
+    device: str = "auto",
+    role: str = "policy",
 ) -> Reference:
-    """What training started from: `source`, or the base of an adapter that was new then. role: as for `load_player`.
+    """What training started from: `source`, or the base of an adapter that was new then. role: as
+    for `load_player`.
 
     Raises CheckpointError if `source` cannot be loaded.
     """
     if fresh_adapter:
         return Reference(player)
     if (Path(source) / "adapter_config.json").is_file():
-        active, name = player.adapter or POLICY_ADAPTER, "reference" if role == "policy" else f"{role}-reference"
+        active, name = (
+            player.adapter or POLICY_ADAPTER,
+            "reference" if role == "policy" else f"{role}-reference",
+        )
         _add_adapter(player.model, source, name)
         player.model.set_adapter(active)
         return Reference(player, adapter=name)
@@ -348,32 +423,42 @@ def _add_adapter(model: Any, folder: str | Path, name: str) -> None:
 
 
 def _refuse_missing_adapter(model: Any, folder: Path, name: str = POLICY_ADAPTER) -> None:
-    """Raises CheckpointError if the adapter in `folder` lacks tensors of the model's adapter `name`."""
+    """Raises CheckpointError if the adapter in `folder` lacks tensors of the model's adapter
+    `name`.
+    """
     from peft import get_peft_model_state_dict
 
     with safe_open(folder / "adapter_model.safetensors", framework="pt") as file:
-        _refuse_missing(str(folder), set(get_peft_model_state_dict(model, adapter_name=name)) - set(file.keys()))
+        _refuse_missing(
+            str(folder), set(get_peft_model_state_dict(model, adapter_name=name)) - set(file.keys())
+        )
 
 
 def _refuse_missing(name: str, missing: Collection[str]) -> None:
-    """Raises CheckpointError if tensors are missing, which transformers and peft would fill with random values."""
+    """Raises CheckpointError if tensors are missing, which transformers and peft would fill with
+    random values.
+    """
     if missing:
         raise CheckpointError(
-            f"{name}: the weights lack {pluralize(len(missing), 'tensor')}, e.g. {min(missing)}; make it again"
+            f"{name}: the weights lack {pluralize(len(missing), 'tensor')}, e.g."
+            f" {min(missing)}; make it again"
         )
 
 
 def checkpoint_gradients(model: Any) -> None:
-    """Keep only each layer's input for the backward pass and recompute the rest: less memory for about a third more
-    time.
+    """Keep only each layer's input for the backward pass and recompute the rest: less memory for
+    about a third more time.
 
-    The layers are put in training mode, which they require for this, but not the modules inside them, such as dropout.
+    The layers are put in training mode, which they require for this, but not the modules inside
+    them, such as dropout.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     bare = model.get_base_model() if hasattr(model, "get_base_model") else model
     # the method's name since transformers 5.20 or so, and the one before
-    enable = getattr(bare, "activation_checkpointing_enable", None) or bare.gradient_checkpointing_enable
+    enable = (
+        getattr(bare, "activation_checkpointing_enable", None) or bare.gradient_checkpointing_enable
+    )
     enable({"use_reentrant": False})
     for module in bare.modules():
         if isinstance(module, GradientCheckpointingLayer):
@@ -382,14 +467,15 @@ def checkpoint_gradients(model: Any) -> None:
 
 @torch.no_grad()
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether no value in `tensors` is NaN or infinite. Integer tensors, e.g. quantised weights, are skipped, and so
-    are the parts of sharded ones that other processes have.
+    """Whether no value in `tensors` is NaN or infinite. Integer tensors, e.g. quantised weights,
+    are skipped, and so are the parts of sharded ones that other processes have.
     """
-    parts: list[Any] = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
+    parts: list[Any] = [
+        tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors
+    ]
     floats = [tensor.detach() for tensor in parts if tensor.is_floating_point() and tensor.numel()]
-    return math.isfinite(
-        torch.nn.utils.get_total_norm(floats, norm_type=math.inf)
-    )  # the largest magnitude; NaN stays NaN
+    # The largest magnitude; NaN stays NaN
+    return math.isfinite(torch.nn.utils.get_total_norm(floats, norm_type=math.inf))
 
 
 def save_player(
@@ -401,13 +487,15 @@ def save_player(
 ) -> None:
     """Write model, tokenizer and role to `folder` atomically.
 
-    facts: JSON values saved with the role. beside: writes more files into the folder it is given. weights: the model's,
-    if it does not hold them itself.
+    facts: JSON values saved with the role. beside: writes more files into the folder it is given.
+    weights: the model's, if it does not hold them itself.
 
     Raises DivergedError: a weight is NaN or infinite; nothing is written.
     """
     if not all_finite(player.model.parameters() if weights is None else weights.values()):
-        raise DivergedError(f"{folder.name} was not written: some of its weights are NaN or infinite")
+        raise DivergedError(
+            f"{folder.name} was not written: some of its weights are NaN or infinite"
+        )
     only, base = {}, {}
     if hasattr(player.model, "peft_config"):
         adapter = player.adapter or POLICY_ADAPTER
@@ -415,24 +503,32 @@ def save_player(
     held = {} if weights is None else {"state_dict": dict(weights)}
     with replacing_folder(folder) as staging:
         player.model.save_pretrained(staging, safe_serialization=True, **only, **held)
-        if only and adapter != POLICY_ADAPTER:  # peft puts those of other names into folders of their own
+        # peft puts those of other names into folders of their own
+        if only and adapter != POLICY_ADAPTER:
             for file in (staging / adapter).iterdir():
                 file.replace(staging / file.name)
             (staging / adapter).rmdir()
         player.tokenizer.save_pretrained(staging)
         loading = {"dtype": player.dtype, "quantize": player.quantize}
         answer = {"answer": player.answer} if player.answer in ANSWERS[1:] else {}
-        write_json(staging / ROLE_FILE, {"role": player.role} | loading | answer | base | (facts or {}))
+        write_json(
+            staging / ROLE_FILE, {"role": player.role} | loading | answer | base | (facts or {})
+        )
         if beside is not None:
             beside(staging)
 
 
-def export(source: Path, target: Path, dtype: str, card: str, facts: Mapping[str, Any]) -> LoadedModel:
-    """Write the model of checkpoint `source` to `target`, its adapter merged into unquantised weights of `dtype`.
+def export(
+    source: Path, target: Path, dtype: str, card: str, facts: Mapping[str, Any]
+) -> LoadedModel:
+    """Write the model of checkpoint `source` to `target`, its adapter merged into unquantised
+    weights of `dtype`.
 
-    card: text of the model card. facts: saved with the role. The generation config lists all tokens that end an answer.
+    card: text of the model card. facts: saved with the role. The generation config lists all tokens
+    that end an answer.
 
-    Raises CheckpointError: see `load_player`; or merging the adapter would change what the model says.
+    Raises CheckpointError: see `load_player`; or merging the adapter would change what the model
+    says.
     """
     player = load_player(source, device="cpu", dtype=dtype, quantize="none")
     model, adapter = player.model, hasattr(player.model, "peft_config")
@@ -444,8 +540,8 @@ def export(source: Path, target: Path, dtype: str, card: str, facts: Mapping[str
             model = model.merge_and_unload()
         except NotImplementedError as error:  # aLoRA, which acts on a part of the tokens
             raise CheckpointError(
-                f"{source}: an adapter of this kind cannot be merged ({first_line(error)}); use it as it is, an adapter"
-                " on its base"
+                f"{source}: an adapter of this kind cannot be merged ({first_line(error)}); use it"
+                " as it is, an adapter on its base"
             ) from None
     stop_ids = Dialogue(player.tokenizer, plain=player.role is not None).stop_ids
     if stop_ids and model.can_generate():
@@ -465,8 +561,8 @@ def export(source: Path, target: Path, dtype: str, card: str, facts: Mapping[str
 
 
 def _ending_with(stop_ids: Collection[int], config: Any) -> Any:
-    """The generation config with these end tokens; without other settings where transformers would not write them, as
-    Llama 2's temperature without sampling.
+    """The generation config with these end tokens; without other settings where transformers would
+    not write them, as Llama 2's temperature without sampling.
     """
     changed = copy.deepcopy(config)
     changed.eos_token_id = sorted(stop_ids)
@@ -485,7 +581,9 @@ ROUNDING = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 
 def _probe_ids(player: LoadedModel) -> torch.Tensor:
-    """Token ids (1, T): those whose embeddings alone the adapter trained, and others, spread over the vocabulary."""
+    """Token ids (1, T): those whose embeddings alone the adapter trained, and others, spread over
+    the vocabulary.
+    """
     trained_ids = _trained_tokens(player.model.peft_config[POLICY_ADAPTER])
     count = min(PROBED, player.context)
     last = player.model.get_input_embeddings().weight.shape[0] - 1
@@ -500,22 +598,26 @@ def _logits(model: Any, token_ids: torch.Tensor) -> torch.Tensor:
 
 
 def _untie(model: Any) -> None:
-    """Give the head of `model` weights of its own where it shares those of the embeddings and its adapter changes one
-    of the two: merged into shared weights, the change would be in both.
+    """Give the head of `model` weights of its own where it shares those of the embeddings and its
+    adapter changes one of the two: merged into shared weights, the change would be in both.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [model.get_input_embeddings(), model.get_output_embeddings()]
     if not any(isinstance(layer, BaseTunerLayer) for layer in layers):
         return
-    embedding, head = (layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer for layer in layers)
+    embedding, head = (
+        layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer for layer in layers
+    )
     if head is not None and head.weight is embedding.weight:
         head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
         model.config.get_text_config().tie_word_embeddings = False
         model.config.tie_word_embeddings = False
 
 
-def _refuse_difference(folder: Path, token_ids: torch.Tensor, expected_TV: torch.Tensor, dtype: str) -> None:
+def _refuse_difference(
+    folder: Path, token_ids: torch.Tensor, expected_TV: torch.Tensor, dtype: str
+) -> None:
     """Raises CheckpointError if the model in `folder` has other logits than those expected."""
     from transformers import AutoModelForCausalLM
 
@@ -526,15 +628,18 @@ def _refuse_difference(folder: Path, token_ids: torch.Tensor, expected_TV: torch
     limit = ROUNDING[dtype] * max(1.0, float(expected_TV.abs().max()))
     if not difference <= limit:
         raise CheckpointError(
-            f"merging this adapter changes what the model says (a logit by {difference:.3g}, of which rounding explains"
-            f" {limit:.2g}), so nothing was written; use the checkpoint as it is, an adapter on its base"
+            f"merging this adapter changes what the model says (a logit by {difference:.3g}, of"
+            f" which rounding explains {limit:.2g}), so nothing was written; use the checkpoint as"
+            " it is, an adapter on its base"
         )
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device called `name`; "auto" is a GPU if there is one. On a GPU, cuDNN's attention is switched off."""
-    # cuDNN builds a plan for each new shape of a batch, and here nearly every batch has another one:
-    # 0.8 s of the 1.9 s of an `rlft` update on an H100. The other kernels need no plan.
+    """The torch device called `name`; "auto" is a GPU if there is one. On a GPU, cuDNN's attention
+    is switched off.
+    """
+    # cuDNN builds a plan for each new shape of a batch, and here nearly every batch has another
+    # one: 0.8 s of the 1.9 s of an `rlft` update on an H100. The other kernels need no plan.
     torch.backends.cuda.enable_cudnn_sdp(False)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

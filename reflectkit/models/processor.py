@@ -24,10 +24,11 @@ def bfloat16_flags() -> tuple[str, ...]:
 
 
 def dtype_advice(player: LoadedModel) -> str:
-    """A line for a model on a CPU that another `--dtype` makes several times as fast; "" if none does.
+    """A line for a model on a CPU that another `--dtype` makes several times as fast; "" if none
+    does.
 
-    A product of 512 × 576 and 576 × 1,536 takes 60 times as long in bfloat16 as in float32 on a CPU with neither flag.
-    With one, SmolLM2-135M is two to four times as fast in bfloat16.
+    A product of 512 × 576 and 576 × 1,536 takes 60 times as long in bfloat16 as in float32 on a CPU
+    with neither flag. With one, SmolLM2-135M is two to four times as fast in bfloat16.
     """
     weight = next(player.model.parameters())
     small = sum(part.numel() for part in player.model.parameters()) < LARGE
@@ -35,7 +36,13 @@ def dtype_advice(player: LoadedModel) -> str:
         return ""
     flags = bfloat16_flags()
     if player.dtype == "float32" and flags:
-        return f"this CPU computes in bfloat16 ({', '.join(flags)}): --dtype bfloat16 may be 2 to 4 times as fast"
+        return (
+            f"this CPU computes in bfloat16 ({', '.join(flags)}): --dtype bfloat16 may be 2 to 4"
+            " times as fast"
+        )
     if player.dtype != "float32" and CPU_INFO.is_file() and not flags:
-        return f"this CPU has no instructions for {player.dtype}: --dtype float32 is many times as fast"
+        return (
+            f"this CPU has no instructions for {player.dtype}: --dtype float32 is many times as"
+            " fast"
+        )
     return ""

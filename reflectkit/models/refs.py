@@ -1,4 +1,6 @@
-"""What a model's name means: a `ModelRef` is parsed once from what a person types, and resolved once to a place."""
+"""What a model's name means: a `ModelRef` is parsed once from what a person types, and resolved
+once to a place.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ class ModelRef(FromText):
     @classmethod
     @override
     def parse(cls, text: str) -> ModelRef:
-        """The model called `text`. `./` in front says that a name is a folder's; a path loses the slash at its end."""
+        """The model called `text`. `./` in front says that a name is a folder's; a path loses the
+        slash at its end.
+        """
         kind, path = _kind_of(text), str(Path(text))
         if kind in (ModelKind.CHAT, ModelKind.DECISION):
             return cls(text, kind)
@@ -102,12 +106,14 @@ class ModelRef(FromText):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was saved with the model: role, env, reflector, …; empty if there is nothing that can be read."""
+        """What was saved with the model: role, env, reflector, …; empty if there is nothing that
+        can be read.
+        """
         return model_facts(self.path) if self.has_weights else {}
 
     def checkpoint(self, progress: Progress) -> ModelRef:
-        """For a run, the checkpoint that it stands for, which is reported: the best one if training validated, else the
-        newest. Anything else stands for itself.
+        """For a run, the checkpoint that it stands for, which is reported: the best one if training
+        validated, else the newest. Anything else stands for itself.
         """
         inside = checkpoints(self.path) if self.kind is ModelKind.STORED else []
         if not inside or has_tokenizer(self.path):
@@ -117,21 +123,23 @@ class ModelRef(FromText):
             progress.news(f"{self}: {inside[-1].name}, its newest checkpoint")
             return ModelRef(str(inside[-1]))
         facts = model_facts(best)
-        measures = [f"{name.replace('_', ' ')} {facts[name]:.3g}" for name in BETTER if name in facts]
+        measures = [
+            f"{name.replace('_', ' ')} {facts[name]:.3g}" for name in BETTER if name in facts
+        ]
         progress.news(f"{self}: {best.name}, its best checkpoint ({', '.join(measures)})")
         return ModelRef(str(best))
 
     def source(self, data_dir: Path, progress: Progress) -> ModelRef:
-        """Where its weights are: `checkpoint`, and for a packaged model the folder in `data_dir` into which it is
-        converted first. A hub id stays as it is. Raises CheckpointError.
+        """Where its weights are: `checkpoint`, and for a packaged model the folder in `data_dir`
+        into which it is converted first. A hub id stays as it is. Raises CheckpointError.
         """
         if self.kind is ModelKind.PACKAGED:
             return ModelRef(str(packaged_folder(self.text, data_dir, progress)))
         return self.checkpoint(progress)
 
     def resolve(self, data_dir: Path, progress: Progress, *, reflects: bool = False) -> ModelRef:
-        """`source`, of which it is known that it can be loaded. reflects: a checkpoint in which both players learned
-        stands for its reflector. What has no weights stands for itself.
+        """`source`, of which it is known that it can be loaded. reflects: a checkpoint in which
+        both players learned stands for its reflector. What has no weights stands for itself.
 
         Raises CheckpointError for a hub id that cannot be fetched, before torch is imported.
         """
@@ -153,6 +161,8 @@ TEACHER = ModelRef("oracle", ModelKind.ORACLE)
 """The environment's own teacher, in a reflector's place."""
 
 
-def resolved(model: ModelRef | None, data_dir: Path, progress: Progress, *, reflects: bool = False) -> ModelRef | None:
+def resolved(
+    model: ModelRef | None, data_dir: Path, progress: Progress, *, reflects: bool = False
+) -> ModelRef | None:
     """`ModelRef.resolve`, for a model that may be None."""
     return None if model is None else model.resolve(data_dir, progress, reflects=reflects)

@@ -4,17 +4,20 @@ A pass of the model reads B rows of these columns:
 
     | gap | past | stem | branches | padding |
 
-The *past* was read by an earlier pass; its cached states are given, and it is not read again. The *stem* is new: each
-of its tokens sees the past and the stem before it. The *branches* continue the stem and do not see one another, as
-the labels of a choice do. A gap or padding is never seen, and positions leave it out.
+The *past* was read by an earlier pass; its cached states are given, and it is not read again. The
+*stem* is new: each of its tokens sees the past and the stem before it. The *branches* continue the
+stem and do not see one another, as the labels of a choice do. A gap or padding is never seen, and
+positions leave it out.
 
-A plan says which pass reads what, once, of rows that begin alike. `plan_tree` reads the longest rows as trunks, and
-every other row only from where it leaves one of them, so an episode whose prompts grow costs little more than its last
-prompt. `plan_common_prefix` makes two passes, as a GPU likes few large ones. Both are exact up to the rounding of sums,
-and gradients flow through the cached states.
+A plan says which pass reads what, once, of rows that begin alike. `plan_tree` reads the longest
+rows as trunks, and every other row only from where it leaves one of them, so an episode whose
+prompts grow costs little more than its last prompt. `plan_common_prefix` makes two passes, as a GPU
+likes few large ones. Both are exact up to the rounding of sums, and gradients flow through the
+cached states.
 
-A layer's state of a token is its keys and values, or, for a short convolution (LFM2), its input. Linear attention
-(Qwen3.5) has one state after all tokens, so a row can continue another one only at its end.
+A layer's state of a token is its keys and values, or, for a short convolution (LFM2), its input.
+Linear attention (Qwen3.5) has one state after all tokens, so a row can continue another one only at
+its end.
 """
 
 from __future__ import annotations
@@ -30,18 +33,27 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 from typing_extensions import override
 
-from reflectkit.models.architecture import CACHE, continues_states, takes_masks, takes_positions, text_config
+from reflectkit.models.architecture import (
+    CACHE,
+    continues_states,
+    takes_masks,
+    takes_positions,
+    text_config,
+)
 
 SHORTEST_PREFIX = 8  # tokens; a shorter common prefix is not worth a separate pass
 DEPTH = 3  # how often a row may leave another one; deeper branches are read again
 NARROW = 16  # tokens; chunks as short as this are read together, whatever their lengths
 
 States = tuple[tuple[torch.Tensor, ...], ...]
-"""What each layer caches of T tokens: keys and values (heads, T, size); the inputs of a convolution (channels, T); or,
-after all tokens, the last inputs (channels, K) and the state (heads, size, size)."""
+"""What each layer caches of T tokens: keys and values (heads, T, size); the inputs of a convolution
+(channels, T); or, after all tokens, the last inputs (channels, K) and the state (heads, size,
+size).
+"""
 
 
-# --------------------------------------------------------------------------------------------------------- the columns
+# ---------------------------------------------------------------------------------------------------------
+# the columns
 
 
 def right_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> torch.Tensor:
@@ -50,8 +62,12 @@ def right_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) 
     return torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)
 
 
-def left_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(input_ids_BT, attention_mask_BT) of `rows`, padded on the left: the last token of each is in the last column."""
+def left_pad(
+    rows: Sequence[Sequence[int]], pad_id: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(input_ids_BT, attention_mask_BT) of `rows`, padded on the left: the last token of each is in
+    the last column.
+    """
     width = max(map(len, rows))
     gaps = [width - len(row) for row in rows]
     ids = [[pad_id] * gap + list(row) for row, gap in zip(rows, gaps, strict=True)]
@@ -69,7 +85,9 @@ def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """What one row of a pass has: `past` tokens of an earlier pass, then the stem, then the branches."""
+    """What one row of a pass has: `past` tokens of an earlier pass, then the stem, then the
+    branches.
+    """
 
     stem: Sequence[int] = ()
     branches: Sequence[Sequence[int]] = ()
@@ -79,9 +97,11 @@ class Row:
 def pass_arguments(
     rows: Sequence[Row], pad_id: int, device: torch.device, *, left: bool = False
 ) -> dict[str, torch.Tensor]:
-    """The model's arguments that read `rows` in one pass: input ids, and where they are needed a mask and positions.
+    """The model's arguments that read `rows` in one pass: input ids, and where they are needed a
+    mask and positions.
 
-    left: whether new tokens are padded on the left, where linear attention, which begins there, does not see it.
+    left: whether new tokens are padded on the left, where linear attention, which begins there,
+    does not see it.
     """
     if any(row.branches for row in rows):
         return _branch_arguments(rows, pad_id, device)
@@ -103,7 +123,9 @@ def pass_arguments(
     }
 
 
-def _branch_arguments(rows: Sequence[Row], pad_id: int, device: torch.device) -> dict[str, torch.Tensor]:
+def _branch_arguments(
+    rows: Sequence[Row], pad_id: int, device: torch.device
+) -> dict[str, torch.Tensor]:
     """As `pass_arguments`, with a mask (B, 1, T, P + T) that hides each branch from the others."""
     tokens: list[list[int]] = []
     numbers: list[list[int]] = []  # of each token: 0 in the stem, then the number of its branch
@@ -131,7 +153,8 @@ def _branch_arguments(rows: Sequence[Row], pad_id: int, device: torch.device) ->
     }
 
 
-# ----------------------------------------------------------------------------------------------------------- the cache
+# -----------------------------------------------------------------------------------------------------------
+# the cache
 
 
 @dataclass(frozen=True)
@@ -158,14 +181,16 @@ class Prefix:
 class GrowingLayer(DynamicLayer):
     """A cache layer of keys and values (B, heads, T, size) that rows can leave and join.
 
-    room: columns that are allocated ahead, so that the next tokens are written there instead of copying all to a longer
-    tensor; 0 where gradients flow.
+    room: columns that are allocated ahead, so that the next tokens are written there instead of
+    copying all to a longer tensor; 0 where gradients flow.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
 
-    def __init__(self, keys: torch.Tensor | None = None, values: torch.Tensor | None = None, room: int = 0) -> None:
+    def __init__(
+        self, keys: torch.Tensor | None = None, values: torch.Tensor | None = None, room: int = 0
+    ) -> None:
         super().__init__()
         self.room = room
         self._buffers: tuple[torch.Tensor, ...] = ()
@@ -188,7 +213,9 @@ class GrowingLayer(DynamicLayer):
         end = start + key_states.shape[2]
         if self._written is not self.keys or end > self._buffers[0].shape[2]:
             more = end + self.room - start
-            self._buffers = tuple(pad(states, (0, 0, 0, more)) for states in (self.keys, self.values))
+            self._buffers = tuple(
+                pad(states, (0, 0, 0, more)) for states in (self.keys, self.values)
+            )
         keys, values = self._buffers
         keys[:, :, start:end] = key_states
         values[:, :, start:end] = value_states
@@ -214,12 +241,17 @@ def _stacked(first: torch.Tensor, second: torch.Tensor, columns: int) -> torch.T
 
 
 def build_cache(
-    config: Any, prefixes: Sequence[Prefix], *, recording: bool = False, states: bool = False, room: int = 0
+    config: Any,
+    prefixes: Sequence[Prefix],
+    *,
+    recording: bool = False,
+    states: bool = False,
+    room: int = 0,
 ) -> DynamicCache:
     """A model's cache of B prefixes, padded on the left.
 
-    recording: convolutions keep the inputs of all tokens to come, so that another row can leave these anywhere. states:
-    see `continues_states`. room: see `GrowingLayer`.
+    recording: convolutions keep the inputs of all tokens to come, so that another row can leave
+    these anywhere. states: see `continues_states`. room: see `GrowingLayer`.
     """
     cache = DynamicCache(config=config)
     if recording:
@@ -255,18 +287,23 @@ class _Pool:
         self.starts = dict(zip(map(id, self.prompts), starts, strict=False))
 
     def columns(self, number: int, width: int) -> list[torch.Tensor]:
-        """What layer `number` caches (B, heads or channels, width, …) of the last tokens of each prefix. Zeros are left
-        of a short one if the layer is a convolution, which has no mask.
+        """What layer `number` caches (B, heads or channels, width, …) of the last tokens of each
+        prefix. Zeros are left of a short one if the layer is a convolution, which has no mask.
         """
         parts = zip(*(prompt.layers[number] for prompt in self.prompts), strict=True)
         # 1. One prefix for all rows is not copied
         if len(self.prompts) == 1 and len(set(self.lengths)) == 1:
             end = self.lengths[0]
             rows = len(self.lengths)
-            return [part[None, :, end - width : end].expand(rows, *[-1] * part.ndim) for (part,) in parts]
+            return [
+                part[None, :, end - width : end].expand(rows, *[-1] * part.ndim)
+                for (part,) in parts
+            ]
         # 2. Others are gathered from all of them, one after another
         device = self.prompts[0].layers[number][0].device
-        starts_B1 = torch.tensor([[self.starts.get(id(p.prompt), 0)] for p in self.prefixes], device=device)
+        starts_B1 = torch.tensor(
+            [[self.starts.get(id(p.prompt), 0)] for p in self.prefixes], device=device
+        )
         length_B1 = torch.tensor([[length] for length in self.lengths], device=device)
         place_BW = torch.arange(width, device=device) + length_B1 - width
         index_BW = starts_B1 + place_BW.clamp(min=0)
@@ -284,17 +321,19 @@ class _Pool:
         like = self.prompts[0].layers[number]
         rows = [prefix.prompt.layers[number] if prefix.length else None for prefix in self.prefixes]
         return [
-            torch.stack([part * 0 if row is None else row[place] for row in rows]) for place, part in enumerate(like)
+            torch.stack([part * 0 if row is None else row[place] for row in rows])
+            for place, part in enumerate(like)
         ]
 
 
-# ------------------------------------------------------------------------------------------------------------ the plan
+# ------------------------------------------------------------------------------------------------------------
+# the plan
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What is read of row `row`: its tokens from `start` on. parent: the row whose first `start` tokens come before;
-    None if these are the prefix that is known of the row.
+    """What is read of row `row`: its tokens from `start` on. parent: the row whose first `start`
+    tokens come before; None if these are the prefix that is known of the row.
     """
 
     row: int
@@ -318,11 +357,12 @@ class Plan:
 
 
 def plan_common_prefix(rows: Sequence[Sequence[int]]) -> Plan | None:
-    """Two passes: what all `rows` begin with, as one more row at the end, and what follows it in each. None if that is
-    too short to be worth a pass.
+    """Two passes: what all `rows` begin with, as one more row at the end, and what follows it in
+    each. None if that is too short to be worth a pass.
     """
     first, last = min(map(tuple, rows)), max(map(tuple, rows))
-    length = min(shared_length(first, last), min(map(len, rows)) - 1)  # what these two share, all share
+    # What these two share, all share
+    length = min(shared_length(first, last), min(map(len, rows)) - 1)
     if length < SHORTEST_PREFIX or len(rows) < 2:
         return None
     trunk = Chunk(len(rows))
@@ -341,13 +381,14 @@ def plan_tree(
 ) -> Plan:
     """The plan that reads each beginning of `rows`, none of which is empty, once.
 
-    most: chunks in a pass. least: tokens that a row must share to leave another one. prefixes: how many tokens of each
-    row need not be read, as an earlier plan has read them. at_ends: whether a row can leave another one only at its
-    end.
+    most: chunks in a pass. least: tokens that a row must share to leave another one. prefixes: how
+    many tokens of each row need not be read, as an earlier plan has read them. at_ends: whether a
+    row can leave another one only at its end.
     """
     plan = Plan(rows)
     known = list(prefixes) or [0] * len(rows)
-    # 1. Where each row leaves another one: a trie, in which a node's owner is the row that reads its token
+    # 1. Where each row leaves another one: a trie, in which a node's owner is the row that reads
+    # its token
     below: list[dict[int, int]] = [{}]
     owner: list[int | None] = [None]
     level_of: dict[int, int] = {}
@@ -377,11 +418,17 @@ def plan_tree(
             owner[node] = row
     # 2. Passes of chunks of similar lengths, level by level
     chunks = [chunk for chunk in plan.chunks.values() if plan.length(chunk)]
-    for chunk in sorted(chunks, key=lambda chunk: (level_of[chunk.row], -plan.length(chunk), chunk.row)):
+    for chunk in sorted(
+        chunks, key=lambda chunk: (level_of[chunk.row], -plan.length(chunk), chunk.row)
+    ):
         while len(plan.levels) <= level_of[chunk.row]:
             plan.levels.append([])
         passes = plan.levels[level_of[chunk.row]]
-        if passes and len(passes[-1]) < (most or len(rows)) and _read_together(plan, passes[-1][0], chunk, at_ends):
+        if (
+            passes
+            and len(passes[-1]) < (most or len(rows))
+            and _read_together(plan, passes[-1][0], chunk, at_ends)
+        ):
             passes[-1].append(chunk)
         else:
             passes.append([chunk])
@@ -389,15 +436,16 @@ def plan_tree(
 
 
 def _read_together(plan: Plan, widest: Chunk, chunk: Chunk, at_ends: bool) -> bool:
-    """Whether `chunk` goes into the pass of the longer chunk `widest`: it has at least half as many tokens, or both
-    have few. After a state of linear attention there can be no padding.
+    """Whether `chunk` goes into the pass of the longer chunk `widest`: it has at least half as many
+    tokens, or both have few. After a state of linear attention there can be no padding.
     """
     if at_ends and (widest.start or chunk.start):
         return plan.length(chunk) == plan.length(widest)
     return 2 * plan.length(chunk) >= plan.length(widest) or plan.length(widest) <= NARROW
 
 
-# --------------------------------------------------------------------------------------------------------- the reading
+# ---------------------------------------------------------------------------------------------------------
+# the reading
 
 
 @dataclass
@@ -431,15 +479,25 @@ class Reading:
                 index_N2 = torch.tensor(cells, device=states_BTD.device)
                 parts.append(states_BTD[index_N2[:, 0], index_N2[:, 1]])
         starts = list(itertools.accumulate(map(len, by_pass), initial=0))
-        index_N = torch.tensor([starts[number] + place for number, place in where], device=parts[0].device)
+        index_N = torch.tensor(
+            [starts[number] + place for number, place in where], device=parts[0].device
+        )
         return torch.cat(parts)[index_N]
 
 
-def read(trunk: Any, plan: Plan, pad_id: int, *, prefixes: Sequence[Prefix] = (), all_states: bool = False) -> Reading:
+def read(
+    trunk: Any,
+    plan: Plan,
+    pad_id: int,
+    *,
+    prefixes: Sequence[Prefix] = (),
+    all_states: bool = False,
+) -> Reading:
     """Read the rows of `plan`.
 
-    trunk: a model below its head that can read so; see `architecture.attends_to_all` and `continues_prefixes`.
-    prefixes: what an earlier plan has read of each row. all_states: whether the states of all rows are cached.
+    trunk: a model below its head that can read so; see `architecture.attends_to_all` and
+    `continues_prefixes`. prefixes: what an earlier plan has read of each row. all_states: whether
+    the states of all rows are cached.
     """
     reading, states = Reading(plan), continues_states(trunk)
     parents = {chunk.parent for chunk in plan.chunks.values()}
@@ -460,7 +518,9 @@ def read(trunk: Any, plan: Plan, pad_id: int, *, prefixes: Sequence[Prefix] = ()
         arguments: dict[str, Any] = pass_arguments(rows, pad_id, device, left=states)
         if past or any(cached):
             beginnings = pasts[: len(rows)]
-            cache = build_cache(text_config(trunk), beginnings, recording=all_states and not states, states=states)
+            cache = build_cache(
+                text_config(trunk), beginnings, recording=all_states and not states, states=states
+            )
             arguments[CACHE] = cache
         output = trunk(**arguments, use_cache=CACHE in arguments)
         # 2. Where the chunks are in it
@@ -486,20 +546,26 @@ def read(trunk: Any, plan: Plan, pad_id: int, *, prefixes: Sequence[Prefix] = ()
 
 
 def _fit_side_by_side(trunk: Any, prefixes: Sequence[Prefix], tokens: int) -> bool:
-    """Whether chunks of so many tokens are read as branches in one row: where all follow the same tokens, whose states
-    are then not copied for each, and are shorter than these. Only without gradients, so that training rounds as ever.
+    """Whether chunks of so many tokens are read as branches in one row: where all follow the same
+    tokens, whose states are then not copied for each, and are shorter than these. Only without
+    gradients, so that training rounds as ever.
     """
     first = prefixes[0]
     if torch.is_grad_enabled() or len(prefixes) < 2 or tokens > first.length:
         return False
-    if any(prefix.prompt is not first.prompt or prefix.length != first.length for prefix in prefixes):
+    if any(
+        prefix.prompt is not first.prompt or prefix.length != first.length for prefix in prefixes
+    ):
         return False
     return takes_masks(trunk) and takes_positions(trunk)
 
 
-def _row_states(cache: Any, prefix: Prefix, span: tuple[int, int, int], states: bool, *, copies: bool) -> States:
-    """What each layer of the cache of a pass holds of one row: the states of its prefix, then those in `span`: the line
-    of the pass, and the first and the last column, from the right. copies: without the memory of the whole pass.
+def _row_states(
+    cache: Any, prefix: Prefix, span: tuple[int, int, int], states: bool, *, copies: bool
+) -> States:
+    """What each layer of the cache of a pass holds of one row: the states of its prefix, then those
+    in `span`: the line of the pass, and the first and the last column, from the right. copies:
+    without the memory of the whole pass.
     """
     line, first, last = span
     layers: list[tuple[torch.Tensor, ...]] = []
@@ -508,7 +574,11 @@ def _row_states(cache: Any, prefix: Prefix, span: tuple[int, int, int], states: 
             ends = (layer.conv_states[0], layer.recurrent_states[0])
             layers.append(tuple(part[line].clone() for part in ends if part is not None))
             continue
-        parts = (layer.conv_states[0],) if isinstance(layer, LinearAttentionLayer) else (layer.keys, layer.values)
+        parts = (
+            (layer.conv_states[0],)
+            if isinstance(layer, LinearAttentionLayer)
+            else (layer.keys, layer.values)
+        )
         columns = [part[line, :, part.shape[2] + first : part.shape[2] + last] for part in parts]
         if prefix.length:
             before = [part[:, : prefix.length] for part in prefix.prompt.layers[number]]

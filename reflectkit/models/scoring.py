@@ -1,12 +1,14 @@
-"""Log-probabilities of choices and text, for the agent that samples and for the learner that differentiates.
+"""Log-probabilities of choices and text, for the agent that samples and for the learner that
+differentiates.
 
-A choice among labels of one token takes one forward pass over the prompt: the LM head's rows of the legal labels are
-applied to the last hidden state alone, and the log-softmax is over the legal labels. Longer labels are read as a tree
-up to where they part (`models/labels.py`). For text, the head is applied only where tokens were sampled. The softmax of
-the Reflect-RL code was over 252 labels, legal or not.
+A choice among labels of one token takes one forward pass over the prompt: the LM head's rows of the
+legal labels are applied to the last hidden state alone, and the log-softmax is over the legal
+labels. Longer labels are read as a tree up to where they part (`models/labels.py`). For text, the
+head is applied only where tokens were sampled. The softmax of the Reflect-RL code was over 252
+labels, legal or not.
 
-`models/rows.py` lays out the rows and reads once what they begin with. On a GPU, where many small passes are slow, a
-prompt and all branches of its labels are one row.
+`models/rows.py` lays out the rows and reads once what they begin with. On a GPU, where many small
+passes are slow, a prompt and all branches of its labels are one row.
 """
 
 from __future__ import annotations
@@ -28,11 +30,21 @@ from reflectkit.models.architecture import (
     unwrapped,
 )
 from reflectkit.models.labels import Path, Trie, apart, trie
-from reflectkit.models.rows import Plan, Row, pass_arguments, plan_common_prefix, plan_tree, read, right_pad
+from reflectkit.models.rows import (
+    Plan,
+    Row,
+    pass_arguments,
+    plan_common_prefix,
+    plan_tree,
+    read,
+    right_pad,
+)
 
 CHAINS = 16  # at least so many rows are in one pass when sampling
 ROW, PASS = 256, 16384
-"""Tokens of labels that are read together after a short prompt, and tokens of a pass where labels are read alone."""
+"""Tokens of labels that are read together after a short prompt, and tokens of a pass where labels
+are read alone.
+"""
 BLOCK = {"cpu": 2**23, "cuda": 2**26}  # logits that are computed at once, by device
 
 
@@ -58,8 +70,8 @@ class Scorer(nn.Module):
         label_ids_NK: torch.Tensor | None = None,
         **arguments: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(hidden_ND, logits) at place_N of rows row_N; logits of the labels (N, K), or of the whole vocabulary (N, V).
-        arguments: the model's others, of `rows.pass_arguments`.
+        """(hidden_ND, logits) at place_N of rows row_N; logits of the labels (N, K), or of the
+        whole vocabulary (N, V). arguments: the model's others, of `rows.pass_arguments`.
         """
         if has_plain_head(self.model):
             output = trunk_of(self.model)(input_ids=input_ids_BT, use_cache=False, **arguments)
@@ -87,17 +99,16 @@ def choice_logprobs(
     share: bool = False,
     separately: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of the legal labels after each prompt. Gradients flow unless the caller disables them; then the
-    common prefix of the prompts is read once.
+    """Log-probabilities of the legal labels after each prompt. Gradients flow unless the caller
+    disables them; then the common prefix of the prompts is read once.
 
-    model: a model or its Scorer. prompts: token ids of B prompts. labels: the tokens of each prompt's legal labels, K
-    at most. temperature: divides the logits wherever labels part, > 0. share: read what prompts begin with once, if the
-    model allows. separately: each label is read alone, and its score is `label_scores`.
+    model: a model or its Scorer. prompts: token ids of B prompts. labels: the tokens of each
+    prompt's legal labels, K at most. temperature: divides the logits wherever labels part, > 0.
+    share: read what prompts begin with once, if the model allows. separately: each label is read
+    alone, and its score is `label_scores`.
 
-    Returns
-    -------
-    logprobs_BK: normalised over each row's own labels; -inf where a row has fewer than K. hidden_BD: the last
-    position's hidden state, for a critic.
+    Returns ------- logprobs_BK: normalised over each row's own labels; -inf where a row has fewer
+    than K. hidden_BD: the last position's hidden state, for a critic.
     """
     if separately:
         scores_BK, hidden_BD = label_scores(model, prompts, labels, pad_id=pad_id)
@@ -107,7 +118,9 @@ def choice_logprobs(
     tries = [trie(tuple(row)) for row in labels]
     children = [node.children for tree in tries for node in tree.nodes]
     width = max(map(len, children))
-    children_NC = torch.tensor([[*row, *[row[0]] * (width - len(row))] for row in children], device=device)
+    children_NC = torch.tensor(
+        [[*row, *[row[0]] * (width - len(row))] for row in children], device=device
+    )
     count_N1 = torch.tensor([[len(row)] for row in children], device=device)
     legal_NC = torch.arange(width, device=device) < count_N1
     # 2. Their hidden states and logits
@@ -162,14 +175,15 @@ def _score_rows(
 def label_scores(
     model: Any, prompts: Sequence[Sequence[int]], labels: Sequence[tuple[Path, ...]], *, pad_id: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The score of each label, read alone after its prompt: the logit of its last token, the end token, at that token.
+    """The score of each label, read alone after its prompt: the logit of its last token, the end
+    token, at that token.
 
-    A label that several rows with the same prompt have is read once. Where the model allows, a prompt and as many of
-    its labels as fit into a row are read together, hidden from one another. Arguments are those of `choice_logprobs`.
+    A label that several rows with the same prompt have is read once. Where the model allows, a
+    prompt and as many of its labels as fit into a row are read together, hidden from one another.
+    Arguments are those of `choice_logprobs`.
 
-    Returns
-    -------
-    scores_BK: in float32; -inf where a row has fewer than K. hidden_BD: the prompts' last hidden state.
+    Returns ------- scores_BK: in float32; -inf where a row has fewer than K. hidden_BD: the
+    prompts' last hidden state.
     """
     device = next(model.parameters()).device
     # 1. The different labels of each prompt, in parts that fit into a row
@@ -179,7 +193,12 @@ def label_scores(
         for path in row:
             numbers.setdefault(path, len(numbers))
     bare = model.model if is_scorer(model) else model
-    together = takes_masks(bare) and has_plain_head(bare) and takes_positions(bare) and attends_to_all(bare)
+    together = (
+        takes_masks(bare)
+        and has_plain_head(bare)
+        and takes_positions(bare)
+        and attends_to_all(bare)
+    )
     parts: list[tuple[tuple[int, ...], Trie]] = []
     for prompt, numbers in labels_of.items():
         for group in _groups(tuple(numbers), together, max(ROW, 2 * len(prompt))):
@@ -195,10 +214,14 @@ def label_scores(
         stems = [parts[number][0] for number in numbers_here]
         tries = [parts[number][1] for number in numbers_here]
         rows, nodes = _rows_and_nodes(stems, tries, together)
-        end_N1 = torch.tensor([node.children for tree in tries for node in tree.nodes], device=device)
+        end_N1 = torch.tensor(
+            [node.children for tree in tries for node in tree.nodes], device=device
+        )
         hidden_ND, logits_N1 = _score_rows(model, rows, nodes, end_N1, pad_id)
         sizes = [len(tree.nodes) for tree in tries]
-        for number, states, logits in zip(numbers_here, hidden_ND.split(sizes), logits_N1.split(sizes), strict=True):
+        for number, states, logits in zip(
+            numbers_here, hidden_ND.split(sizes), logits_N1.split(sizes), strict=True
+        ):
             scores[number] = logits[1:, 0].float()
             hidden[number] = states[0]
     # 3. The labels of each row
@@ -221,7 +244,9 @@ def label_scores(
 
 
 def _groups(labels: tuple[Path, ...], together: bool, most: int) -> list[tuple[Path, ...]]:
-    """`labels` in groups of at most `most` tokens; a longer label is alone. All in one where they are rows anyway."""
+    """`labels` in groups of at most `most` tokens; a longer label is alone. All in one where they
+    are rows anyway.
+    """
     if not together:
         return [labels]
     groups: list[list[Path]] = []
@@ -250,14 +275,14 @@ def token_logprobs(
     whole: bool = False,
     entropy_learns: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Log-probabilities of the tokens that each row's mask marks with 1, given all tokens before them. share: see
-    `choice_logprobs`. whole: return the distributions too. entropy_learns: whether the entropy needs gradients.
+    """Log-probabilities of the tokens that each row's mask marks with 1, given all tokens before
+    them. share: see `choice_logprobs`. whole: return the distributions too. entropy_learns: whether
+    the entropy needs gradients.
 
-    Returns
-    -------
-    logprob_N, entropy_N: of the N marked tokens, row by row, and of the distributions that they are from.
-    hidden_ND: of the position before each marked token. logprobs_NV: over the vocabulary at the same positions; (N, 0)
-    unless `whole`. Raises ValueError if a row's first token is marked.
+    Returns ------- logprob_N, entropy_N: of the N marked tokens, row by row, and of the
+    distributions that they are from. hidden_ND: of the position before each marked token.
+    logprobs_NV: over the vocabulary at the same positions; (N, 0) unless `whole`. Raises ValueError
+    if a row's first token is marked.
     """
     device = next(model.parameters()).device
     marked: list[tuple[int, int]] = []
@@ -266,7 +291,8 @@ def token_logprobs(
     if any(place == 0 for _, place in marked):
         raise ValueError("a row's first token has nothing before it and cannot be scored")
     tokens_N1 = torch.tensor([[rows[row][place]] for row, place in marked], device=device)
-    # 1. The hidden states before the marked tokens, and their logits where these fit into memory at once
+    # 1. The hidden states before the marked tokens, and their logits where these fit into memory at
+    # once
     places = [(row, place - 1) for row, place in marked]
     bare = model.model if type(model) is Scorer else model
     blockwise = not whole and logits_at_once(bare, len(marked)) < len(marked)
@@ -290,23 +316,37 @@ def token_logprobs(
 
 
 def _hidden(
-    model: Any, rows: Sequence[Sequence[int]], places: Sequence[tuple[int, int]], pad_id: int, share: bool
+    model: Any,
+    rows: Sequence[Sequence[int]],
+    places: Sequence[tuple[int, int]],
+    pad_id: int,
+    share: bool,
 ) -> torch.Tensor:
-    """The last hidden states (N, D) at N (row, place) pairs, with gradients. share: see `choice_logprobs`."""
+    """The last hidden states (N, D) at N (row, place) pairs, with gradients. share: see
+    `choice_logprobs`.
+    """
     if share and can_share(model):
         return read(trunk_of(model), plan_tree(rows), pad_id).hidden_at(places)
     device = next(model.parameters()).device
-    hidden_BTD = trunk_of(model)(input_ids=right_pad(rows, pad_id, device), use_cache=False).last_hidden_state
+    hidden_BTD = trunk_of(model)(
+        input_ids=right_pad(rows, pad_id, device), use_cache=False
+    ).last_hidden_state
     index_N2 = torch.tensor(places, device=device)
     return hidden_BTD[index_N2[:, 0], index_N2[:, 1]]
 
 
 def logits_at_once(model: Any, count: int) -> int:
-    """How many of `count` tokens have their logits at once: a block where the head does not learn, else all."""
+    """How many of `count` tokens have their logits at once: a block where the head does not learn,
+    else all.
+    """
     if is_scorer(model) or not has_plain_head(model):
         return count
     head = unwrapped(model).get_output_embeddings()
-    return min(count, _block(head)) if type(head) is nn.Linear and not head.weight.requires_grad else count
+    return (
+        min(count, _block(head))
+        if type(head) is nn.Linear and not head.weight.requires_grad
+        else count
+    )
 
 
 def _block(head: nn.Linear) -> int:
@@ -314,10 +354,12 @@ def _block(head: nn.Linear) -> int:
 
 
 class _Blockwise(torch.autograd.Function):
-    """(log-probability, entropy) of each token (N) under a head that does not learn, a block of tokens at a time.
+    """(log-probability, entropy) of each token (N) under a head that does not learn, a block of
+    tokens at a time.
 
-    A row of logits is as long as the vocabulary. Only those of a block exist at once, as their gradients, down to the
-    hidden states, are computed with them. entropy_learns: whether the entropies have gradients.
+    A row of logits is as long as the vocabulary. Only those of a block exist at once, as their
+    gradients, down to the hidden states, are computed with them. entropy_learns: whether the
+    entropies have gradients.
     """
 
     @staticmethod
@@ -330,7 +372,9 @@ class _Blockwise(torch.autograd.Function):
         entropy_learns: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         found: list[list[torch.Tensor]] = [[], [], [], []]
-        for hidden, tokens in zip(hidden_ND.split(_block(head)), tokens_N1.split(_block(head)), strict=True):
+        for hidden, tokens in zip(
+            hidden_ND.split(_block(head)), tokens_N1.split(_block(head)), strict=True
+        ):
             logprobs = torch.log_softmax(head(hidden).float().div_(temperature), dim=-1)
             shares = logprobs.exp()
             found[0].append(logprobs.gather(1, tokens).squeeze(1))
@@ -340,7 +384,11 @@ class _Blockwise(torch.autograd.Function):
                 slope = logprobs.add_(entropies[:, None]).mul_(shares).div_(-temperature)
                 found[3].append(slope.to(head.weight.dtype) @ head.weight)
             if ctx.needs_input_grad[0]:
-                slope = shares.neg_().scatter_add_(1, tokens, shares.new_ones(tokens.shape)).div_(temperature)
+                slope = (
+                    shares.neg_()
+                    .scatter_add_(1, tokens, shares.new_ones(tokens.shape))
+                    .div_(temperature)
+                )
                 found[2].append(slope.to(head.weight.dtype) @ head.weight)
         ctx.save_for_backward(*(torch.cat(slopes) for slopes in found[2:] if slopes))
         return torch.cat(found[0]), torch.cat(found[1])
@@ -348,11 +396,19 @@ class _Blockwise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         slopes = zip(ctx.saved_tensors, gradients, strict=False)
-        return sum(slope * gradient[:, None].to(slope.dtype) for slope, gradient in slopes), None, None, None, None
+        return (
+            sum(slope * gradient[:, None].to(slope.dtype) for slope, gradient in slopes),
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 class _Entropy(torch.autograd.Function):
-    """Keeps nothing but its input, which for a text has a row of the whole vocabulary for each token."""
+    """Keeps nothing but its input, which for a text has a row of the whole vocabulary for each
+    token.
+    """
 
     @staticmethod
     def forward(ctx: Any, logprobs_BK: torch.Tensor) -> torch.Tensor:
@@ -371,7 +427,9 @@ def _finite(logprobs_BK: torch.Tensor) -> torch.Tensor:
 
 
 def entropy(logprobs_BK: torch.Tensor) -> torch.Tensor:
-    """Entropy of each row's distribution over its legal choices, in nats (B); entries of -inf are ignored."""
+    """Entropy of each row's distribution over its legal choices, in nats (B); entries of -inf are
+    ignored.
+    """
     return _Entropy.apply(logprobs_BK)
 
 
@@ -381,9 +439,9 @@ def is_scorer(model: Any) -> bool:
 
 
 def can_share(model: Any) -> bool:
-    """Whether reading rows as a tree is exact for the model: its layers attend to all earlier positions and cache
-    nothing but keys and values, it takes positions, and it does not recompute activations, which needs passes without a
-    cache.
+    """Whether reading rows as a tree is exact for the model: its layers attend to all earlier
+    positions and cache nothing but keys and values, it takes positions, and it does not recompute
+    activations, which needs passes without a cache.
     """
     if is_scorer(model) or not has_plain_head(model):  # a Scorer is sharded over processes
         return False
@@ -392,18 +450,25 @@ def can_share(model: Any) -> bool:
 
 
 def reads_branches(model: Any) -> bool:
-    """Whether a prompt and the branches of its labels are read as one row: on a GPU, where that is exact."""
+    """Whether a prompt and the branches of its labels are read as one row: on a GPU, where that is
+    exact.
+    """
     if next(model.parameters()).device.type == "cpu":
         return False
     inner = model.model if is_scorer(model) else model
-    return takes_masks(inner) and has_plain_head(inner) and takes_positions(inner) and attends_to_all(inner)
+    return (
+        takes_masks(inner)
+        and has_plain_head(inner)
+        and takes_positions(inner)
+        and attends_to_all(inner)
+    )
 
 
 def _rows_and_nodes(
     prompts: Sequence[Sequence[int]], tries: Sequence[Trie], together: bool
 ) -> tuple[list[Row], list[tuple[int, int]]]:
-    """(rows, the row and place of every node). together: each prompt and the chains of its labels are one row, with
-    the chains as branches; else each chain is the end of a row.
+    """(rows, the row and place of every node). together: each prompt and the chains of its labels
+    are one row, with the chains as branches; else each chain is the end of a row.
     """
     rows: list[Row] = []
     nodes: list[tuple[int, int]] = []
@@ -422,9 +487,11 @@ def _rows_and_nodes(
     return rows, nodes
 
 
-def along_paths(logprobs_NC: torch.Tensor, tries: Sequence[Trie], roots: Sequence[int]) -> torch.Tensor:
-    """logprobs_BK of the labels: the sums of logprobs_NC along their paths; -inf where a row has fewer than K. roots:
-    the index of each row's root among the nodes of all rows.
+def along_paths(
+    logprobs_NC: torch.Tensor, tries: Sequence[Trie], roots: Sequence[int]
+) -> torch.Tensor:
+    """logprobs_BK of the labels: the sums of logprobs_NC along their paths; -inf where a row has
+    fewer than K. roots: the index of each row's root among the nodes of all rows.
     """
     width = logprobs_NC.shape[1]
     certain = logprobs_NC.numel()  # index of a 0, for paths with fewer steps than the longest
@@ -433,17 +500,27 @@ def along_paths(logprobs_NC: torch.Tensor, tries: Sequence[Trie], roots: Sequenc
     index_BKS = torch.full((len(tries), most, longest), certain)
     for row, (root, tree) in enumerate(zip(roots, tries, strict=True)):
         for label, path in enumerate(tree.steps):
-            index_BKS[row, label, : len(path)] = torch.tensor([(root + node) * width + child for node, child in path])
+            index_BKS[row, label, : len(path)] = torch.tensor(
+                [(root + node) * width + child for node, child in path]
+            )
     flat = torch.cat([logprobs_NC.flatten(), logprobs_NC.new_zeros(1)])
-    legal_BK = torch.tensor([[True] * len(tree.steps) + [False] * (most - len(tree.steps)) for tree in tries])
+    legal_BK = torch.tensor(
+        [[True] * len(tree.steps) + [False] * (most - len(tree.steps)) for tree in tries]
+    )
     logprobs_BK = flat[index_BKS.to(flat.device)].sum(dim=-1)
     return logprobs_BK.masked_fill(~legal_BK.to(flat.device), float("-inf"))
 
 
-def head_logits(model: Any, hidden_ND: torch.Tensor, label_ids_NK: torch.Tensor | None) -> torch.Tensor:
+def head_logits(
+    model: Any, hidden_ND: torch.Tensor, label_ids_NK: torch.Tensor | None
+) -> torch.Tensor:
     """Logits of the labels (N, K), or of the whole vocabulary (N, V)."""
     head = unwrapped(model).get_output_embeddings()
-    if label_ids_NK is not None and type(head) is nn.Linear and head.weight.shape[-1] == hidden_ND.shape[-1]:
+    if (
+        label_ids_NK is not None
+        and type(head) is nn.Linear
+        and head.weight.shape[-1] == hidden_ND.shape[-1]
+    ):
         rows_NKD = head.weight[label_ids_NK]
         logits_NK = torch.einsum("nd,nkd->nk", hidden_ND.to(rows_NKD.dtype), rows_NKD)
         return logits_NK if head.bias is None else logits_NK + head.bias[label_ids_NK]

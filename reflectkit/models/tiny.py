@@ -1,10 +1,12 @@
-"""The built-in models: a Qwen3, an LFM2 or a GPT-2 of 0.5 to 1 M parameters, with a byte-level BPE tokenizer.
+"""The built-in models: a Qwen3, an LFM2 or a GPT-2 of 0.5 to 1 M parameters, with a byte-level BPE
+tokenizer.
 
-They need no hub and no download. Their classes are the standard ones, so `AutoModelForCausalLM` and `AutoTokenizer`
-load them. RL from random weights begins with a Qwen3, and SFT with an LFM2. Both have relative positions, so states may
-be longer than those of training, and normalise queries and keys, so attention differs between tokens from the start.
-GPT-2's is nearly even at first, and all prompts have nearly the same hidden state: RL then learns which action is best
-everywhere, and no longer tries the others. SFT needs wide initial weights then, or more steps.
+They need no hub and no download. Their classes are the standard ones, so `AutoModelForCausalLM` and
+`AutoTokenizer` load them. RL from random weights begins with a Qwen3, and SFT with an LFM2. Both
+have relative positions, so states may be longer than those of training, and normalise queries and
+keys, so attention differs between tokens from the start. GPT-2's is nearly even at first, and all
+prompts have nearly the same hidden state: RL then learns which action is best everywhere, and no
+longer tries the others. SFT needs wide initial weights then, or more steps.
 """
 
 from __future__ import annotations
@@ -43,11 +45,11 @@ VOCABULARY = 640  # 256 bytes, 2 special tokens, and enough merges for the few w
 def build_tokenizer(
     texts: Iterable[str], labels: Iterable[str], vocabulary: int = VOCABULARY, pattern: str = ""
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of `vocabulary` entries trained on `texts`; each of `labels` (with its leading space)
-    is one token.
+    """A byte-level BPE tokenizer of `vocabulary` entries trained on `texts`; each of `labels` (with
+    its leading space) is one token.
 
-    Text is split into words before merging, as in GPT-2, so cells separated by spaces stay separate tokens; or into the
-    matches of the regular expression `pattern`, and what is between them.
+    Text is split into words before merging, as in GPT-2, so cells separated by spaces stay separate
+    tokens; or into the matches of the regular expression `pattern`, and what is between them.
     """
     tokenizer = Tokenizer(models.BPE())
     if pattern:
@@ -65,7 +67,9 @@ def build_tokenizer(
     )
     corpus = list(map(encodable, texts))
     often = max(2, len(corpus)) * 2  # so that the merges of labels come first
-    tokenizer.train_from_iterator([*corpus, *(text for text in labels for _ in range(often))], trainer)
+    tokenizer.train_from_iterator(
+        [*corpus, *(text for text in labels for _ in range(often))], trainer
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END,
@@ -76,7 +80,8 @@ def build_tokenizer(
 
 
 def context_for(longest: int) -> int:
-    """A context length for prompts of which those seen have at most `longest` tokens: a quarter more, rounded up.
+    """A context length for prompts of which those seen have at most `longest` tokens: a quarter
+    more, rounded up.
 
     >>> context_for(51), context_for(52)
     (64, 128)
@@ -99,10 +104,11 @@ def build_model(
 ) -> PreTrainedModel:
     """A fresh model for `tokenizer` that reads up to `context` tokens: 4 heads, tied embeddings.
 
-    init_range: standard deviation of the initial weights. GPT-2's 0.02 is meant for widths from 768; at width 128 a
-    model that learns from one token per row needs several times as many steps with it. layers: of an LFM2 (Liquid
-    AI, 2025), gated convolutions over three tokens and attention, which learns sooner to find a word elsewhere in its
-    prompt; without them, it is a GPT-2 of 4 layers.
+    init_range: standard deviation of the initial weights. GPT-2's 0.02 is meant for widths from
+    768; at width 128 a model that learns from one token per row needs several times as many steps
+    with it. layers: of an LFM2 (Liquid AI, 2025), gated convolutions over three tokens and
+    attention, which learns sooner to find a word elsewhere in its prompt; without them, it is a
+    GPT-2 of 4 layers.
     """
     shared = {
         "vocab_size": len(tokenizer),
@@ -142,7 +148,8 @@ def build_model(
 
 
 def relative_context(longest: int) -> int:
-    """A context length for relative positions: four times the `longest` prompt that was seen, and CONTEXT at least.
+    """A context length for relative positions: four times the `longest` prompt that was seen, and
+    CONTEXT at least.
 
     >>> relative_context(20), relative_context(3000)
     (8192, 12000)
@@ -187,23 +194,31 @@ COPY_RATE = 3e-3
 
 
 def teach_copying(
-    model: PreTrainedModel, steps: int, seed: int, advance: Callable[[float], None] = lambda loss: None
+    model: PreTrainedModel,
+    steps: int,
+    seed: int,
+    advance: Callable[[float], None] = lambda loss: None,
 ) -> None:
-    """Train a fresh `model` in place to continue a repeated passage of random tokens, with 16 rows per step.
+    """Train a fresh `model` in place to continue a repeated passage of random tokens, with 16 rows
+    per step.
 
-    It gives rise to heads that find a word again and copy what followed (induction heads, Olsson et al. 2022), which a
-    task's few rows do not. The passages have different lengths, so that no fixed distance helps. advance: called with
-    each step's loss in nats per token.
+    It gives rise to heads that find a word again and copy what followed (induction heads, Olsson et
+    al. 2022), which a task's few rows do not. The passages have different lengths, so that no fixed
+    distance helps. advance: called with each step's loss in nats per token.
 
     Raises DivergedError: a loss or a weight became NaN or infinite.
     """
     chance = torch.Generator().manual_seed(seed % 2**63)
     device = next(model.parameters()).device
-    optimizer = torch.optim.AdamW(model.parameters(), lr=COPY_RATE, weight_decay=0.0, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=COPY_RATE, weight_decay=0.0, betas=(0.9, 0.95)
+    )
     model.train()
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = COPY_RATE * min(1.0, (step + 1) / 50) * min(1.0, 2 * (steps - step) / steps)
+            group["lr"] = (
+                COPY_RATE * min(1.0, (step + 1) / 50) * min(1.0, 2 * (steps - step) / steps)
+            )
         rows_BT = torch.randint(model.config.vocab_size, (16, PASSAGE), generator=chance)
         labels_BT = torch.full_like(rows_BT, -100)
         for row, label in zip(rows_BT, labels_BT, strict=True):
@@ -217,5 +232,8 @@ def teach_copying(
         optimizer.step()
         nats = float(loss.detach())
         if not math.isfinite(nats) or not all_finite(model.parameters()):
-            raise DivergedError(f"learning to copy diverged at step {step + 1} (loss {nats:.4g}); lower --init-range")
+            raise DivergedError(
+                f"learning to copy diverged at step {step + 1} (loss {nats:.4g}); lower"
+                " --init-range"
+            )
         advance(nats)

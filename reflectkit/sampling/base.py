@@ -1,7 +1,8 @@
 """Sampler interface: prompt ids in, sampled ids and log-probabilities out.
 
-A sampler holds the model in this process (`sampling.hf`) or asks a server (`sampling.server`); `sampling.config` opens
-them by name. Nothing is decoded and encoded again on the way: what was sampled is what is trained.
+A sampler holds the model in this process (`sampling.hf`) or asks a server (`sampling.server`);
+`sampling.config` opens them by name. Nothing is decoded and encoded again on the way: what was
+sampled is what is trained.
 """
 
 from __future__ import annotations
@@ -28,16 +29,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Which outcomes may be drawn: those left after top-k, then top-p, then min-p, in `transformers`' order. The
-    defaults leave all; the likeliest outcome is always left.
+    """Which outcomes may be drawn: those left after top-k, then top-p, then min-p, in
+    `transformers`' order. The defaults leave all; the likeliest outcome is always left.
     """
 
     top_p: float = 1.0
-    """The likeliest outcomes that together have at least this probability (Holtzman et al. 2020, arXiv 1904.09751)."""
+    """The likeliest outcomes that together have at least this probability (Holtzman et al. 2020,
+    arXiv 1904.09751).
+    """
     top_k: int = 0
     """The k likeliest outcomes, and those as likely as the last of them; 0: all."""
     min_p: float = 0.0
-    """Outcomes at least this many times as likely as the likeliest (Nguyen et al. 2024, arXiv 2407.01082)."""
+    """Outcomes at least this many times as likely as the likeliest (Nguyen et al. 2024, arXiv
+    2407.01082).
+    """
 
     def __bool__(self) -> bool:
         return self != Truncation()
@@ -55,7 +60,9 @@ class SampleRequest:
     prompt_ids: tuple[int, ...]
     """Token ids of the prompt (T)."""
     labels: tuple[LabelPath, ...] = ()
-    """Tokens of each legal label (K); none begins another, and one is drawn. Without labels, a text is sampled."""
+    """Tokens of each legal label (K); none begins another, and one is drawn. Without labels, a text
+    is sampled.
+    """
     max_new_tokens: int = 0
     """Maximum tokens of a text; fewer where the context has no room for them."""
     temperature: float = 1.0
@@ -67,10 +74,11 @@ class SampleRequest:
     truncation: Truncation = EVERYTHING
     """Applied to the labels, or to each token of a text; for evaluation only."""
     shared: bool = False
-    """Whether other requests of the same time begin alike, and what they share is to be read once."""
+    """Whether other requests of the same time begin alike, and what they share is to be read once.
+    """
     separately: bool = False
-    """Whether each label is read alone and given a score (`models.scoring.label_scores`), rather than drawn token by
-    token.
+    """Whether each label is read alone and given a score (`models.scoring.label_scores`), rather
+    than drawn token by token.
     """
 
     def __post_init__(self) -> None:
@@ -79,7 +87,9 @@ class SampleRequest:
 
     @property
     def depth(self) -> int:
-        """Tokens that are read after the prompt: labels up to where they part, or whole; at least one for a text."""
+        """Tokens that are read after the prompt: labels up to where they part, or whole; at least
+        one for a text.
+        """
         from reflectkit.models.labels import trie
 
         if not self.labels:
@@ -94,22 +104,27 @@ class SampleOutput:
     token_ids: tuple[int, ...] = ()
     """The label's tokens, or the text with its stop token, if any."""
     logprobs: tuple[float, ...] = ()
-    """Natural-log probability of each token of a text, or of the label, under the distribution that it was drawn from
-    (temperature 1 for greedy ones).
+    """Natural-log probability of each token of a text, or of the label, under the distribution that
+    it was drawn from (temperature 1 for greedy ones).
     """
     label_logprobs: tuple[float, ...] = ()
-    """Of all K labels, in the order of `SampleRequest.labels`, before truncation; their probabilities sum to 1."""
+    """Of all K labels, in the order of `SampleRequest.labels`, before truncation; their
+    probabilities sum to 1.
+    """
     version: int = 0
     """Version of the weights that sampled it, as last passed to `publish`."""
     too_long: str = ""
-    """Why nothing was sampled: the prompt leaves no room in the model's context. Empty where something was."""
+    """Why nothing was sampled: the prompt leaves no room in the model's context. Empty where
+    something was.
+    """
 
 
 class Sampler(Protocol):
     """A model that answers requests.
 
-    tokenizer: the model's, of Hugging Face. role: what it was fine-tuned for ("policy", "plain", "reflection"); None if
-    unknown. context: its length in tokens. tokens: number of tokens read and written so far.
+    tokenizer: the model's, of Hugging Face. role: what it was fine-tuned for ("policy", "plain",
+    "reflection"); None if unknown. context: its length in tokens. tokens: number of tokens read and
+    written so far.
     """
 
     tokenizer: Any
@@ -122,8 +137,8 @@ class Sampler(Protocol):
         ...
 
     async def publish(self, weights: Any, version: int) -> None:
-        """Sample from `weights` from now on: the `models.load.LoadedModel` that was trained, which may be the sampler's
-        own. `version` counts updates.
+        """Sample from `weights` from now on: the `models.load.LoadedModel` that was trained, which
+        may be the sampler's own. `version` counts updates.
         """
         ...
 
@@ -137,16 +152,19 @@ class Opening:
     device: str = "auto"
     """Where to load it: "auto", "cpu", "cuda", …"""
     player: Any = None
-    """Its `models.load.LoadedModel`, if this process has it; else the sampler loads what it needs."""
+    """Its `models.load.LoadedModel`, if this process has it; else the sampler loads what it needs.
+    """
     scorer: Any = None
     """Of a model that is spread over processes: what scores with all its parts."""
     team: Any = None
-    """Of a model that is spread over processes: the `train.processes.Processes` that score it together."""
+    """Of a model that is spread over processes: the `train.processes.Processes` that score it
+    together.
+    """
     role: str = "policy"
     """What the model is sampled as, "policy" or "reflection"."""
     watch: Callable[[Any, Sequence[tuple[int, ...]]], None] | None = None
-    """Called with the last hidden states (B, D) and the prompts of each batch that is scored in this process, for a
-    critic.
+    """Called with the last hidden states (B, D) and the prompts of each batch that is scored in
+    this process, for a critic.
     """
 
 
@@ -163,7 +181,9 @@ class Backend:
 
 
 def draw(label_logprobs: Sequence[float], temperature: float, seed: int) -> int:
-    """Index of the label at the seed's place in the cumulative distribution; of the likeliest at temperature 0."""
+    """Index of the label at the seed's place in the cumulative distribution; of the likeliest at
+    temperature 0.
+    """
     if temperature == 0:
         return max(range(len(label_logprobs)), key=label_logprobs.__getitem__)
     cumulative = list(itertools.accumulate(map(math.exp, label_logprobs)))
@@ -177,7 +197,11 @@ def draw_label(ask: SampleRequest, logprobs: tuple[float, ...], version: int) ->
     if ask.temperature and ask.truncation:
         import torch
 
-        allowed = tuple(truncated_rows(torch.tensor([logprobs], dtype=torch.float64), ask.truncation)[0].tolist())
+        allowed = tuple(
+            truncated_rows(torch.tensor([logprobs], dtype=torch.float64), ask.truncation)[
+                0
+            ].tolist()
+        )
     chosen = draw(allowed, ask.temperature, ask.seed)
     return SampleOutput(ask.labels[chosen], (allowed[chosen],), logprobs, version)
 
@@ -195,7 +219,8 @@ def tempered(logprobs: Sequence[float], temperature: float) -> tuple[float, ...]
 
 
 def truncated_rows(logprobs_BV: torch.Tensor, truncation: Truncation) -> torch.Tensor:
-    """Log-probabilities after truncation, in float64 where they are added up; -inf for what may not be drawn.
+    """Log-probabilities after truncation, in float64 where they are added up; -inf for what may not
+    be drawn.
 
     >>> import torch
     >>> truncated_rows(torch.tensor([[0.5, 0.25, 0.25]]).log(), Truncation(top_p=0.7)).exp()
@@ -208,9 +233,13 @@ def truncated_rows(logprobs_BV: torch.Tensor, truncation: Truncation) -> torch.T
         smallest_B1 = logprobs_BV.topk(min(truncation.top_k, logprobs_BV.shape[1])).values[:, -1:]
         logprobs_BV = logprobs_BV.masked_fill(logprobs_BV < smallest_B1, -torch.inf)
     if truncation.top_p < 1:
-        sorted_BV, order_BV = torch.log_softmax(logprobs_BV.double(), dim=-1).sort(descending=True, stable=True)
+        sorted_BV, order_BV = torch.log_softmax(logprobs_BV.double(), dim=-1).sort(
+            descending=True, stable=True
+        )
         before_BV = pad(sorted_BV.exp().cumsum(dim=-1)[:, :-1], (1, 0))
-        left_BV = torch.zeros_like(order_BV, dtype=torch.bool).scatter(1, order_BV, before_BV < truncation.top_p)
+        left_BV = torch.zeros_like(order_BV, dtype=torch.bool).scatter(
+            1, order_BV, before_BV < truncation.top_p
+        )
         logprobs_BV = logprobs_BV.masked_fill(~left_BV, -torch.inf)
     if truncation.min_p:
         smallest_B1 = logprobs_BV.amax(dim=-1, keepdim=True) + math.log(truncation.min_p)
@@ -219,21 +248,29 @@ def truncated_rows(logprobs_BV: torch.Tensor, truncation: Truncation) -> torch.T
 
 
 class ScoreMemo:
-    """Log-probabilities of labels after prompts, by kind, which is what else they depend on: a temperature, a version.
+    """Log-probabilities of labels after prompts, by kind, which is what else they depend on: a
+    temperature, a version.
 
-    capacity: about how many bytes, after which `trim` forgets everything; 2**28 are 75,000 prompts of 800 tokens.
+    capacity: about how many bytes, after which `trim` forgets everything; 2**28 are 75,000 prompts
+    of 800 tokens.
     """
 
     def __init__(self, capacity: int = 2**28) -> None:
         self.capacity, self.size = capacity, 0
         self._rows: dict[tuple[tuple[LabelPath, ...], bytes, Hashable], tuple[float, ...]] = {}
 
-    def get(self, labels: tuple[LabelPath, ...], prompt: Sequence[int], kind: Hashable) -> tuple[float, ...] | None:
+    def get(
+        self, labels: tuple[LabelPath, ...], prompt: Sequence[int], kind: Hashable
+    ) -> tuple[float, ...] | None:
         """The log-probabilities that were kept, if any."""
         return self._rows.get((labels, array("i", prompt).tobytes(), kind))
 
     def keep(
-        self, labels: tuple[LabelPath, ...], prompt: Sequence[int], kind: Hashable, row: tuple[float, ...]
+        self,
+        labels: tuple[LabelPath, ...],
+        prompt: Sequence[int],
+        kind: Hashable,
+        row: tuple[float, ...],
     ) -> None:
         """Keep the log-probabilities of all `labels`."""
         self._rows[labels, array("i", prompt).tobytes(), kind] = row
@@ -259,17 +296,26 @@ class ServerSettings(Config):
 
     served_model: str = option(
         "",
-        help="Name under which the server serves the policy's base; default: the one whose path is the base's.",
+        help=(
+            "Name under which the server serves the policy's base; default: the one whose path is"
+            " the base's."
+        ),
         identity=False,
     )
     reflector_served_model: str = option(
         "",
-        help="Name under which the server of --reflector-sampler serves the reflector's base; default: as above.",
+        help=(
+            "Name under which the server of --reflector-sampler serves the reflector's base;"
+            " default: as above."
+        ),
         identity=False,
     )
     adapter_dir: Path | None = option(
         None,
-        help="Folder where trained weights are written for the server to load; default: a temporary one.",
+        help=(
+            "Folder where trained weights are written for the server to load; default: a"
+            " temporary one."
+        ),
         identity=False,
     )
     server_adapter_dir: str = option(
@@ -278,7 +324,10 @@ class ServerSettings(Config):
         identity=False,
     )
     server_timeout_s: float = option(
-        120.0, help="Seconds after which a request to the server is sent again.", gt=0, identity=False
+        120.0,
+        help="Seconds after which a request to the server is sent again.",
+        gt=0,
+        identity=False,
     )
     server_patience_s: float = option(
         900.0,
@@ -286,7 +335,9 @@ class ServerSettings(Config):
         ge=0,
         identity=False,
     )
-    server_connections: int = option(128, help="Most requests that the server is sent at once.", ge=1, identity=False)
+    server_connections: int = option(
+        128, help="Most requests that the server is sent at once.", ge=1, identity=False
+    )
 
     @override
     def contradictions(self) -> Iterator[Rule]:

@@ -1,4 +1,6 @@
-"""Who samples the policy's actions and the comments: `--sampler`, `--reflector-sampler`, and their own settings."""
+"""Who samples the policy's actions and the comments: `--sampler`, `--reflector-sampler`, and their
+own settings.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def open_local(opening: Opening, settings: object = None) -> Sampler:
-    """A sampler of the player in this process, which is loaded if there is none, or of a checkpoint's weights on a
-    training service. Raises CheckpointError.
+    """A sampler of the player in this process, which is loaded if there is none, or of a
+    checkpoint's weights on a training service. Raises CheckpointError.
     """
     if opening.player is None and (there := _on_service(opening.checkpoint, "policy")) is not None:
         return there
@@ -50,12 +52,15 @@ BACKENDS = {"local": Backend(NoSettings, open_local)}
 def backend(name: str) -> Backend:
     """The kind of sampler `name`.
 
-    Raises UnknownNameError, and ConfigError for what is not a Backend or a server's address; it shows no password.
+    Raises UnknownNameError, and ConfigError for what is not a Backend or a server's address; it
+    shows no password.
     """
     if not is_server(name):
         row = resolve("sampler", name, BACKENDS)
         if not isinstance(row, Backend):
-            raise ConfigError(f"--sampler {name} is not a reflectkit.sampling.base.Backend but {row!r:.80}")
+            raise ConfigError(
+                f"--sampler {name} is not a reflectkit.sampling.base.Backend but {row!r:.80}"
+            )
         return row
     kind, _, address = name.partition(":")
     check_address(f"--sampler {kind}:URL", address, KEYS[kind], "http://localhost:8000")
@@ -88,11 +93,13 @@ class SamplerConfig(Config):
     policy: str = option(
         LOCAL,
         name="sampler",
-        help=f"Who samples the policy's actions: {', '.join(BACKENDS)}, a server as {_SERVERS}, or your own as"
-        " package.module:NAME.",
+        help=f"Who samples the policy's actions: {', '.join(BACKENDS)}, a server as {_SERVERS}, or"
+        " your own as package.module:NAME.",
     )
     reflector: str = option(
-        LOCAL, name="reflector_sampler", help=f"Who samples the comments: {LOCAL}, or a server as {_SERVERS}."
+        LOCAL,
+        name="reflector_sampler",
+        help=f"Who samples the comments: {LOCAL}, or a server as {_SERVERS}.",
     )
     settings: Any = chosen_by("policy", settings=_own_settings)
     server: Any = chosen_by(
@@ -103,21 +110,27 @@ class SamplerConfig(Config):
     )
     thinking: Thinking = option(
         "on",
-        help="Reasoning of a model with a chat template: on (as its template does), off, or hidden (not shown to it"
-        " later).",
+        help="Reasoning of a model with a chat template: on (as its template does), off, or hidden"
+        " (not shown to it later).",
     )
     answer: Literal["", "label", "text", "score"] = option(
         "",
-        help="What a policy without SFT answers where it chooses: label (the choice's number), text (its own words) or"
-        " score (each choice is read alone and given a score); others answer as they were trained. Default: label.",
+        help="What a policy without SFT answers where it chooses: label (the choice's number), text"
+        " (its own words) or score (each choice is read alone and given a score); others answer as"
+        " they were trained. Default: label.",
     )
     episode_tokens: int = option(
-        0, help="Most tokens that the policy may write in an episode, without enumerated actions; 0: no limit.", ge=0
+        0,
+        help=(
+            "Most tokens that the policy may write in an episode, without enumerated actions; 0: no"
+            " limit."
+        ),
+        ge=0,
     )
     swap_comments: float = option(
         0.0,
-        help="Share of the comments that are replaced by the teacher's on other states, from the reflector's SFT rows:"
-        " how much wrong ones do harm.",
+        help="Share of the comments that are replaced by the teacher's on other states, from the"
+        " reflector's SFT rows: how much wrong ones do harm.",
         ge=0,
         le=1,
     )
@@ -142,37 +155,51 @@ class SamplerConfig(Config):
         return backend(self.policy).remote
 
     def answer_of(self, policy: ModelRef) -> str:
-        """What `policy` answers where it chooses: what it was trained with, else --answer. Raises ConfigError if these
-        differ, or if the sampler cannot answer so.
+        """What `policy` answers where it chooses: what it was trained with, else --answer. Raises
+        ConfigError if these differ, or if the sampler cannot answer so.
         """
         facts = policy.facts
-        trained = facts.get("answer") or (ANSWERS[0] if facts.get("role") in ("policy", "plain", "think") else None)
+        trained = facts.get("answer") or (
+            ANSWERS[0] if facts.get("role") in ("policy", "plain", "think") else None
+        )
         if trained is None or self.answer in ("", trained):
             answer = str(trained or self.answer or ANSWERS[0])
-            alone = f"--sampler {self.policy}: {policy} scores each choice alone, which a server of text cannot do"
+            alone = (
+                f"--sampler {self.policy}: {policy} scores each choice alone, which a server of"
+                " text cannot do"
+            )
             refuse(answer == SCORE and self.remote, f"{alone}; use --sampler {LOCAL}")
             return answer
         raise ConfigError(
-            f"--answer {self.answer}: {policy} was trained to answer with the choice's {trained}; leave it out, or"
-            f" train on rows of `gen-sft --answer {self.answer}`"
+            f"--answer {self.answer}: {policy} was trained to answer with the choice's {trained};"
+            f" leave it out, or train on rows of `gen-sft --answer {self.answer}`"
         )
 
     def open_policy(self, opening: Opening) -> Sampler:
         """The sampler of the policy's actions. Raises CheckpointError."""
-        sampler = backend(self.policy).open(opening, self.server if is_server(self.policy) else self.settings)
+        sampler = backend(self.policy).open(
+            opening, self.server if is_server(self.policy) else self.settings
+        )
         needed = (*Sampler.__annotations__, "sample", "publish")
         if lacks := [name for name in needed if not hasattr(sampler, name)]:
-            raise ConfigError(f"--sampler {self.policy}: {type(sampler).__name__} has no {', '.join(lacks)}; add it")
+            raise ConfigError(
+                f"--sampler {self.policy}: {type(sampler).__name__} has no {', '.join(lacks)}; add"
+                " it"
+            )
         return sampler
 
-    def open_reflector(self, checkpoint: str, device: str, player: Any = None, *, frozen: bool = True) -> Sampler:
-        """The sampler of the comments of model `checkpoint`. player: its `models.load.Player`, where it is loaded.
-        frozen: it is not trained.
+    def open_reflector(
+        self, checkpoint: str, device: str, player: Any = None, *, frozen: bool = True
+    ) -> Sampler:
+        """The sampler of the comments of model `checkpoint`. player: its `models.load.Player`,
+        where it is loaded. frozen: it is not trained.
 
         Raises CheckpointError, and ConfigError if a server cannot be used.
         """
         if self.reflector != LOCAL:
-            return backend(self.reflector).open(Opening(checkpoint, device, role="reflection"), self.server)
+            return backend(self.reflector).open(
+                Opening(checkpoint, device, role="reflection"), self.server
+            )
         if player is None and (there := _on_service(checkpoint, "reflection")) is not None:
             return there
         from reflectkit.models.load import load_player
@@ -182,11 +209,14 @@ class SamplerConfig(Config):
         return LocalSampler(player, frozen=frozen, rank=0)
 
     def input_files(self, folder: Path) -> list[Path]:
-        """The files of a sampler of the user's own, where an edit makes a new run, and where --swap-comments takes
-        comments from. folder: of the env's rows.
+        """The files of a sampler of the user's own, where an edit makes a new run, and where
+        --swap-comments takes comments from. folder: of the env's rows.
         """
         own = self.policy not in BACKENDS and not is_server(self.policy)
-        return [*(code_files([module_of(self.policy)]) if own else []), *self._comment_files(folder)]
+        return [
+            *(code_files([module_of(self.policy)]) if own else []),
+            *self._comment_files(folder),
+        ]
 
     def _comment_files(self, folder: Path) -> list[Path]:
         if not self.swap_comments:

@@ -1,11 +1,12 @@
 """Text generation with a KV cache: prompt ids in, sampled ids and log-probabilities out.
 
-Greedy by default. Sampling uses each row's own seed, so a row does not depend on its neighbours. Finished rows leave
-the cache and waiting prompts take their place: iteration-level scheduling (Orca; Yu et al., OSDI 2022).
+Greedy by default. Sampling uses each row's own seed, so a row does not depend on its neighbours.
+Finished rows leave the cache and waiting prompts take their place: iteration-level scheduling
+(Orca; Yu et al., OSDI 2022).
 
-A prompt that begins like one that was read is read only from where it leaves it (`models/rows.py`): in a conversation
-each prompt continues the one before. What was read is cached until the weights change. This is exact up to the rounding
-of sums.
+A prompt that begins like one that was read is read only from where it leaves it (`models/rows.py`):
+in a conversation each prompt continues the one before. What was read is cached until the weights
+change. This is exact up to the rounding of sums.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ CAPACITY = 2**29  # bytes
 WORTH = 32  # tokens that a prompt must share with another one of its batch to be read after it
 REST = 16  # tokens; a cached prompt is dropped if a new one shares all but so many of its tokens
 ROOM = 64  # columns of the cache that are allocated ahead
-CLEAR_AT = 4  # finished rows are dropped once they are one in 4, since dropping copies the cache and reads new prompts
+# Finished rows are dropped once they are one in 4, since dropping copies the cache and reads new
+# prompts
+CLEAR_AT = 4
 
 KERNELS = [
     SDPBackend.FLASH_ATTENTION,
@@ -59,15 +62,18 @@ KERNELS = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.MATH,
 ]
-"""Of attention, while decoding. cuDNN's, which `load.pick_device` turns off, is faster for a token at a time."""
+"""Of attention, while decoding. cuDNN's, which `load.pick_device` turns off, is faster for a token
+at a time.
+"""
 
 
-# ---------------------------------------------------------------------------------------------------- prompts to reuse
+# ----------------------------------------------------------------------------------------------------
+# prompts to reuse
 
 
 class PrefixCache:
-    """The prompts that were read with the current weights, for all threads. capacity: in bytes, beyond which `trim`
-    drops what was used least recently.
+    """The prompts that were read with the current weights, for all threads. capacity: in bytes,
+    beyond which `trim` drops what was used least recently.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
@@ -79,8 +85,8 @@ class PrefixCache:
         self._lock = threading.Lock()
 
     def longest(self, prompt: Sequence[int], whole: bool = False) -> Prefix:
-        """The longest cached prefix of `prompt`, which leaves at least one token to read. whole: only all of a prompt
-        that was read.
+        """The longest cached prefix of `prompt`, which leaves at least one token to read. whole:
+        only all of a prompt that was read.
         """
         tokens = tuple(prompt)
         best = Prefix()
@@ -100,8 +106,8 @@ class PrefixCache:
         return best
 
     def keep(self, prompt: CachedPrompt, prefix: Prefix, whole: bool = False) -> None:
-        """Cache a prompt that was read after `prefix`, which it replaces if it continues from its end. whole: see
-        `longest`; then another prompt may need the prefix.
+        """Cache a prompt that was read after `prefix`, which it replaces if it continues from its
+        end. whole: see `longest`; then another prompt may need the prefix.
         """
         if len(prompt.tokens) < LONG:
             return
@@ -137,8 +143,8 @@ class PrefixCache:
 def read_prompts(
     model: Any, prompts: Sequence[Sequence[int]], pad_id: int, cached: PrefixCache
 ) -> tuple[list[CachedPrompt], torch.Tensor]:
-    """(what was read of each prompt, logits_BV after it). Only the tokens after cached prefixes are read, and what
-    several of the prompts begin with is read once. Long prompts are cached.
+    """(what was read of each prompt, logits_BV after it). Only the tokens after cached prefixes are
+    read, and what several of the prompts begin with is read once. Long prompts are cached.
     """
     at_ends = continues_states(model)
     rows = [tuple(prompt) for prompt in prompts]
@@ -152,15 +158,18 @@ def read_prompts(
             cached.keep(reading.prompts[number], prefix, at_ends)
     cached.trim()  # only now, since the batch is in memory anyway
     hidden_BD = reading.hidden_at([(number, len(row) - 1) for number, row in enumerate(rows)])
-    return [reading.prompts[number] for number in range(len(rows))], head_logits(model, hidden_BD, None)
+    return [reading.prompts[number] for number in range(len(rows))], head_logits(
+        model, hidden_BD, None
+    )
 
 
-# -------------------------------------------------------------------------------------------------- rows of the cache
+# --------------------------------------------------------------------------------------------------
+# rows of the cache
 
 
 def is_movable(cache: Any) -> bool:
-    """Whether rows can leave the cache and join it: each layer has keys and values of all columns, or states without
-    columns (convolutional, recurrent).
+    """Whether rows can leave the cache and join it: each layer has keys and values of all columns,
+    or states without columns (convolutional, recurrent).
     """
     for layer in cache.layers:
         if type(layer) is GrowingLayer and layer.is_initialized:
@@ -171,7 +180,9 @@ def is_movable(cache: Any) -> bool:
 
 
 def empty_cache(model: Any) -> DynamicCache | None:
-    """A cache whose layers of keys and values grow in place. None: the model has other layers, and makes its own."""
+    """A cache whose layers of keys and values grow in place. None: the model has other layers, and
+    makes its own.
+    """
     config = text_config(model)
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
     if not kinds or not kinds <= {DynamicLayer, LinearAttentionLayer}:
@@ -189,7 +200,9 @@ def drop_rows(cache: Any, rows_B: torch.Tensor, columns: int) -> None:
 
 
 def join_rows(cache: Any, other: Any) -> None:
-    """Append the rows of `other` to a movable `cache`; the one with fewer columns is padded on the left."""
+    """Append the rows of `other` to a movable `cache`; the one with fewer columns is padded on the
+    left.
+    """
     for number, (layer, new) in enumerate(zip(cache.layers, other.layers, strict=True)):
         if isinstance(layer, GrowingLayer):
             layer.append_rows(new)
@@ -201,17 +214,21 @@ def join_rows(cache: Any, other: Any) -> None:
                 joined.update_conv_state(both, index, conv_kernel_size=inputs.shape[-1])
         for index, state in layer.recurrent_states.items():
             if state is not None:
-                joined.update_recurrent_state(torch.cat([state, new.recurrent_states[index]]), index)
+                joined.update_recurrent_state(
+                    torch.cat([state, new.recurrent_states[index]]), index
+                )
         cache.layers[number] = joined
 
 
-# --------------------------------------------------------------------------------------------------------- generation
+# ---------------------------------------------------------------------------------------------------------
+# generation
 
 
 @dataclass
 class GeneratedText:
-    """The text after one prompt. token_ids: with the stop token, if one came. logprobs: natural log-probability of each
-    token under the distribution it was drawn from (temperature 1 for greedy rows).
+    """The text after one prompt. token_ids: with the stop token, if one came. logprobs: natural
+    log-probability of each token under the distribution it was drawn from (temperature 1 for greedy
+    rows).
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -235,18 +252,23 @@ def decode(
 ) -> list[GeneratedText]:
     """The text after each prompt; it does not depend on the other prompts.
 
-    stop_ids: a row ends with any of these. max_new_tokens: one limit for all rows or one per row; 0 costs nothing.
-    temperature: 0 is greedy. truncation: which tokens may be drawn, if temperature > 0. seeds: one per row, required if
-    temperature > 0. width: rows decoded at once; the others wait. kept: KV cache of earlier prompts with the same
-    weights; the new ones reuse it, and long ones are added.
+    stop_ids: a row ends with any of these. max_new_tokens: one limit for all rows or one per row; 0
+    costs nothing. temperature: 0 is greedy. truncation: which tokens may be drawn, if temperature >
+    0. seeds: one per row, required if temperature > 0. width: rows decoded at once; the others
+    wait. kept: KV cache of earlier prompts with the same weights; the new ones reuse it, and long
+    ones are added.
     """
-    limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    limits = (
+        [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    )
     generated = [GeneratedText() for _ in prompts]
     pays = max(map(len, prompts), default=0) >= LONG and continues_prefixes(model)
     reader = _Reader(model, pad_id, (kept or PrefixCache()) if pays else None)
 
     def pick(rows: _Rows, logits_BV: torch.Tensor) -> None:
-        """Add a token to each open row and close those that it ends; closed rows keep their position."""
+        """Add a token to each open row and close those that it ends; closed rows keep their
+        position.
+        """
         logprobs_BV = torch.log_softmax(logits_BV.float() / (temperature or 1.0), dim=-1)
         if temperature > 0:
             if truncation:
@@ -259,8 +281,13 @@ def decode(
         else:
             rows.last_B1 = logprobs_BV.argmax(dim=-1, keepdim=True)
         moved = torch.tensor(rows.open, device=logprobs_BV.device)
-        rows.positions_B1 = rows.positions_B1.index_add(0, moved, torch.ones_like(rows.last_B1[: len(rows.open)]))
-        tokens, logprobs = rows.last_B1[:, 0].tolist(), logprobs_BV.gather(1, rows.last_B1)[:, 0].tolist()
+        rows.positions_B1 = rows.positions_B1.index_add(
+            0, moved, torch.ones_like(rows.last_B1[: len(rows.open)])
+        )
+        tokens, logprobs = (
+            rows.last_B1[:, 0].tolist(),
+            logprobs_BV.gather(1, rows.last_B1)[:, 0].tolist(),
+        )
         still_open = []
         for row in rows.open:
             place = rows.places[row]
@@ -273,7 +300,11 @@ def decode(
     waiting = deque(index for index, limit in enumerate(limits) if limit > 0)
     rows: _Rows | None = None
     while rows is not None or waiting:
-        if rows is not None and rows.movable and CLEAR_AT * (len(rows.places) - len(rows.open)) >= len(rows.places):
+        if (
+            rows is not None
+            and rows.movable
+            and CLEAR_AT * (len(rows.places) - len(rows.open)) >= len(rows.places)
+        ):
             rows.drop_closed()
         if rows is not None and not rows.open:
             rows = None
@@ -313,7 +344,8 @@ class _Rows:
             return
         rows_B = torch.tensor(self.open, device=self.mask_BT.device)
         mask_BT = self.mask_BT[rows_B]
-        padding = int(mask_BT.any(dim=0).int().argmax())  # columns before the longest row's first token
+        # Columns before the longest row's first token
+        padding = int(mask_BT.any(dim=0).int().argmax())
         self.mask_BT = mask_BT[:, padding:]
         drop_rows(self.cache, rows_B, padding)
         self.last_B1, self.positions_B1 = self.last_B1[rows_B], self.positions_B1[rows_B]
@@ -330,7 +362,9 @@ class _Rows:
             cache=self.cache,
             last_B1=torch.cat([self.last_B1, others.last_B1]),
             positions_B1=torch.cat([self.positions_B1, others.positions_B1]),
-            mask_BT=torch.cat([pad(rows.mask_BT, (columns - rows.mask_BT.shape[1], 0)) for rows in (self, others)]),
+            mask_BT=torch.cat(
+                [pad(rows.mask_BT, (columns - rows.mask_BT.shape[1], 0)) for rows in (self, others)]
+            ),
             movable=self.movable,
         )
 
@@ -343,7 +377,9 @@ class _Reader:
         self.device = next(model.parameters()).device
         self.takes_positions = takes_positions(model)
 
-    def read(self, places: list[int], prompts: Sequence[Sequence[int]]) -> tuple[_Rows, torch.Tensor]:
+    def read(
+        self, places: list[int], prompts: Sequence[Sequence[int]]
+    ) -> tuple[_Rows, torch.Tensor]:
         """(rows without a new token yet, logits_BV of their first)."""
         input_ids, mask_BT = left_pad(prompts, self.pad_id, self.device)
         if self.kept is not None:
@@ -356,35 +392,50 @@ class _Reader:
             cache, logits_BV = self._forward(input_ids, mask_BT, position_ids(mask_BT), cache)
         movable = self.takes_positions and is_movable(cache)
         last_B1, positions_B1 = input_ids[:, -1:], mask_BT.sum(dim=1, keepdim=True) - 1
-        return _Rows(places, list(range(len(places))), cache, last_B1, positions_B1, mask_BT, movable), logits_BV
+        return _Rows(
+            places, list(range(len(places))), cache, last_B1, positions_B1, mask_BT, movable
+        ), logits_BV
 
     def step(self, rows: _Rows) -> torch.Tensor:
         """logits_BV after each row's last token, which is added to the cache."""
         rows.mask_BT = pad(rows.mask_BT, (0, 1), value=1)
-        rows.cache, logits_BV = self._forward(rows.last_B1, rows.mask_BT, rows.positions_B1, rows.cache)
+        rows.cache, logits_BV = self._forward(
+            rows.last_B1, rows.mask_BT, rows.positions_B1, rows.cache
+        )
         return logits_BV
 
     def _forward(
         self, input_ids: torch.Tensor, mask_BT: torch.Tensor, positions: torch.Tensor, cache: Any
     ) -> tuple[Any, torch.Tensor]:
-        """(cache, logits_BV of the last column). Left padding is harmless with a mask and positions."""
+        """(cache, logits_BV of the last column). Left padding is harmless with a mask and
+        positions.
+        """
         placed = {"position_ids": positions} if self.takes_positions else {}
         attends = cache is None or any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
         if not attends:  # Mamba masks the new columns alone
             mask_BT = mask_BT[:, -input_ids.shape[1] :]
         output = self.model(
-            input_ids=input_ids, attention_mask=mask_BT, use_cache=True, logits_to_keep=1, **{CACHE: cache}, **placed
+            input_ids=input_ids,
+            attention_mask=mask_BT,
+            use_cache=True,
+            logits_to_keep=1,
+            **{CACHE: cache},
+            **placed,
         )
         return getattr(output, CACHE), output.logits[:, -1]
 
 
 def position_ids(attention_mask_BT: torch.Tensor) -> torch.Tensor:
-    """Each token's position in its row, from 0; padding is at 0. Without it, left padding would shift positions."""
+    """Each token's position in its row, from 0; padding is at 0. Without it, left padding would
+    shift positions.
+    """
     return (attention_mask_BT.cumsum(dim=1) - 1).clamp(min=0)
 
 
 def sample_tokens(logprobs_BV: torch.Tensor, draws: Sequence[float]) -> torch.Tensor:
-    """One token per row (B), by inverting the cumulative distribution at the row's draw, 0 ≤ draw < 1."""
+    """One token per row (B), by inverting the cumulative distribution at the row's draw, 0 ≤ draw <
+    1.
+    """
     upto_BV = logprobs_BV.double().exp().cumsum(dim=-1)
     draws_B1 = torch.tensor(draws, dtype=torch.float64, device=logprobs_BV.device)[:, None]
     chosen_B1 = torch.searchsorted(upto_BV, draws_B1 * upto_BV[:, -1:], right=True)

@@ -1,4 +1,6 @@
-"""Engine: where the policy's weights are, and learn; `--engine` and the settings of a training service."""
+"""Engine: where the policy's weights are, and learn; `--engine` and the settings of a training
+service.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ class ServiceSettings(Config):
 
     service_model: str = option(
         "",
-        help="Name of the policy's base on the training service; default: that of --model or --policy, or its path.",
+        help=(
+            "Name of the policy's base on the training service; default: that of --model or"
+            " --policy, or its path."
+        ),
     )
     service_timeout_s: float = option(
         900.0,
@@ -32,26 +37,37 @@ class ServiceSettings(Config):
     )
     service_rows: int = option(
         0,
-        help="Rows of a request to the training service are filled up to a multiple of this, for one that compiles a"
-        " pass for each number of rows (SkyRL on JAX: its train_micro_batch_size); 0: never.",
+        help="Rows of a request to the training service are filled up to a multiple of this, for one"
+        " that compiles a pass for each number of rows (SkyRL on JAX: its train_micro_batch_size);"
+        " 0: never.",
         ge=0,
         identity=False,
     )
 
     price_read: float = option(
-        0.0, help="US dollars per million tokens that the training service reads (its prefill).", ge=0, identity=False
+        0.0,
+        help="US dollars per million tokens that the training service reads (its prefill).",
+        ge=0,
+        identity=False,
     )
     price_sampled: float = option(
         0.0, help="US dollars per million tokens of texts that it samples.", ge=0, identity=False
     )
     price_trained: float = option(
-        0.0, help="US dollars per million tokens that it reads and differentiates.", ge=0, identity=False
+        0.0,
+        help="US dollars per million tokens that it reads and differentiates.",
+        ge=0,
+        identity=False,
     )
 
     @property
     def prices(self) -> dict[str, float]:
         """US dollars for a million tokens, by their kind."""
-        return {"read": self.price_read, "sampled": self.price_sampled, "trained": self.price_trained}
+        return {
+            "read": self.price_read,
+            "sampled": self.price_sampled,
+            "trained": self.price_trained,
+        }
 
 
 def is_service(name: str) -> bool:
@@ -60,7 +76,9 @@ def is_service(name: str) -> bool:
 
 
 def service_url(name: str) -> str:
-    """The address of the service `name`; "" for the hosted one. Raises ConfigError, without showing a password."""
+    """The address of the service `name`; "" for the hosted one. Raises ConfigError, without showing
+    a password.
+    """
     kind, colon, address = name.partition(":")
     refuse(
         kind != TINKER or (colon and not address),
@@ -82,8 +100,9 @@ class EngineConfig(Config):
     name: str = option(
         LOCAL_ENGINE,
         name="engine",
-        help=f"{LOCAL_ENGINE} (this machine), or a training service with the Tinker API, which trains a LoRA adapter"
-        f" (--lora-r): {TINKER}:URL for your own, e.g. SkyRL's, or {TINKER} for the hosted one.",
+        help=f"{LOCAL_ENGINE} (this machine), or a training service with the Tinker API, which trains"
+        f" a LoRA adapter (--lora-r): {TINKER}:URL for your own, e.g. SkyRL's, or {TINKER} for the"
+        " hosted one.",
     )
     settings: Any = chosen_by("name", settings=_settings, names=lambda: ("tinker:URL",))
 

@@ -1,6 +1,8 @@
-"""Sampler that holds its model in this process: requests are batched, and scores are kept until the weights change.
+"""Sampler that holds its model in this process: requests are batched, and scores are kept until the
+weights change.
 
-Greedy texts and scores are functions of their prompt, so equal requests in a batch are answered once.
+Greedy texts and scores are functions of their prompt, so equal requests in a batch are answered
+once.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ Key = tuple[tuple[Path, ...], tuple[int, ...], float]
 
 
 DAMAGED = (
-    "the policy's scores are not numbers: its weights are damaged; load an earlier checkpoint, or train again with a"
-    " lower --learning-rate"
+    "the policy's scores are not numbers: its weights are damaged; load an earlier checkpoint, or"
+    " train again with a lower --learning-rate"
 )
 MOST_LABELS = 300_000  # scores of labels that are kept
 
@@ -33,10 +35,11 @@ MOST_LABELS = 300_000  # scores of labels that are kept
 class LocalSampler:
     """Samples from `player`'s model.
 
-    frozen: the model is not trained. rank: of several samplers with waiting requests, the lowest answers first. batch:
-    prompts in one forward pass. scorer, team: of a model that is spread over processes: its Scorer, and the
-    `train.processes.Processes` that make the same requests and share the scoring. watch: called with the last hidden
-    states (B, D) and the prompts of each batch that is scored.
+    frozen: the model is not trained. rank: of several samplers with waiting requests, the lowest
+    answers first. batch: prompts in one forward pass. scorer, team: of a model that is spread over
+    processes: its Scorer, and the `train.processes.Processes` that make the same requests and share
+    the scoring. watch: called with the last hidden states (B, D) and the prompts of each batch that
+    is scored.
     """
 
     def __init__(
@@ -56,7 +59,8 @@ class LocalSampler:
         self.tokens = self.version = 0
         self.reads: dict[int, int] | None = None
         """Number of tokens by request, of those since this was emptied; None: not needed."""
-        if frozen and player.adapter is None:  # a shared base has nothing to freeze, and the policy's adapter in it
+        # A shared base has nothing to freeze, and the policy's adapter in it
+        if frozen and player.adapter is None:
             player.model.requires_grad_(False)
         self.kept = PrefixCache()
         """KV cache of the prompts of texts."""
@@ -70,8 +74,9 @@ class LocalSampler:
     async def sample(self, ask: SampleRequest) -> SampleOutput:
         """What the model says.
 
-        Raises CheckpointError: no prompt fits into the model's context, or one has tokens that it cannot read; its
-        scores are not numbers; or it is spread over processes and was asked to write.
+        Raises CheckpointError: no prompt fits into the model's context, or one has tokens that it
+        cannot read; its scores are not numbers; or it is spread over processes and was asked to
+        write.
         """
         check_embedded(self.tokenizer, ask.prompt_ids, self.player.vocabulary)
         return await self._batcher.ask(ask)
@@ -98,14 +103,20 @@ class LocalSampler:
         self.scores.trim()
         for shared in (False, True):
             chosen = [ask for ask in asks if ask.labels and ask in fitting and ask.shared == shared]
-            keys = [(ask.labels, ask.prompt_ids, ask.temperature) for ask in chosen if not ask.separately]
+            keys = [
+                (ask.labels, ask.prompt_ids, ask.temperature)
+                for ask in chosen
+                if not ask.separately
+            ]
             self._score(keys, shared)
         self._score_labels([ask for ask in asks if ask.separately and ask in fitting])
         written = self._write([ask for ask in asks if not ask.labels and ask in fitting])
         answers = []
         for ask in asks:
             if ask not in fitting:
-                answers.append(SampleOutput(version=self.version, too_long=self._too_long(len(ask.prompt_ids))))
+                answers.append(
+                    SampleOutput(version=self.version, too_long=self._too_long(len(ask.prompt_ids)))
+                )
             elif ask.separately:
                 answers.append(draw_label(ask, self._from_scores(ask), self.version))
             elif ask.labels:
@@ -117,12 +128,16 @@ class LocalSampler:
         return answers
 
     def _fits(self, ask: SampleRequest) -> bool:
-        """Whether the context holds the prompt and what is read after it: labels up to where they part, or a token."""
+        """Whether the context holds the prompt and what is read after it: labels up to where they
+        part, or a token.
+        """
         return len(ask.prompt_ids) + ask.depth <= self.context
 
     @torch.no_grad()
     def _score(self, keys: Sequence[Key], shared: bool) -> None:
-        """Add the log-probabilities of the labels after each prompt to what is kept. shared: see `SampleRequest`."""
+        """Add the log-probabilities of the labels after each prompt to what is kept. shared: see
+        `SampleRequest`.
+        """
         waiting = [key for key in dict.fromkeys(keys) if self.scores.get(*key) is None]
         size = self.batch * (self.team.count if self.team else 1)
         for temperature in dict.fromkeys(key[2] for key in waiting):
@@ -137,7 +152,8 @@ class LocalSampler:
             return
         if self.team:
             raise CheckpointError(
-                "a policy that scores each choice plays and trains in one process; leave out --processes"
+                "a policy that scores each choice plays and trains in one process; leave out"
+                " --processes"
             )
         if sum(map(len, self.label_scores.values())) > MOST_LABELS:
             self.label_scores.clear()
@@ -161,7 +177,9 @@ class LocalSampler:
             self.label_scores[prompt].update(zip(paths, row, strict=False))
 
     def _from_scores(self, ask: SampleRequest) -> tuple[float, ...]:
-        """The log-probabilities of the labels of `ask`. Raises CheckpointError: the scores are not numbers."""
+        """The log-probabilities of the labels of `ask`. Raises CheckpointError: the scores are not
+        numbers.
+        """
         known = self.label_scores[ask.prompt_ids]
         scores_K = torch.tensor([known[path] for path in ask.labels], dtype=torch.float32)
         logprobs_K = torch.log_softmax(scores_K / (ask.temperature or 1.0), dim=-1)
@@ -185,7 +203,9 @@ class LocalSampler:
         if self.watch is not None:
             self.watch(hidden_BD, prompts)
         mine = logprobs_BK.tolist()[: len(share)]
-        for key, row in zip(keys, self.team.gather_shares(mine) if self.team else mine, strict=True):
+        for key, row in zip(
+            keys, self.team.gather_shares(mine) if self.team else mine, strict=True
+        ):
             if any(map(math.isnan, row)):
                 raise CheckpointError(DAMAGED)
             self.scores.keep(*key, tuple(row[: len(key[0])]))
@@ -208,7 +228,9 @@ class LocalSampler:
                 prompts,
                 pad_id=self.player.pad_id,
                 stop_ids=stop_ids,
-                max_new_tokens=[min(ask.max_new_tokens, self.context - len(ask.prompt_ids)) for ask in part],
+                max_new_tokens=[
+                    min(ask.max_new_tokens, self.context - len(ask.prompt_ids)) for ask in part
+                ],
                 temperature=temperature,
                 truncation=truncation,
                 seeds=[ask.seed for ask in part],
@@ -216,20 +238,28 @@ class LocalSampler:
                 kept=self.kept,
             )
             self._count(
-                {hash(ask): len(ask.prompt_ids) + len(row.token_ids) for ask, row in zip(part, rows, strict=True)}
+                {
+                    hash(ask): len(ask.prompt_ids) + len(row.token_ids)
+                    for ask, row in zip(part, rows, strict=True)
+                }
             )
             for ask, row in zip(part, rows, strict=True):
-                texts[ask] = SampleOutput(tuple(row.token_ids), tuple(row.logprobs), version=self.version)
+                texts[ask] = SampleOutput(
+                    tuple(row.token_ids), tuple(row.logprobs), version=self.version
+                )
         return texts
 
     def _count(self, tokens: Mapping[int, int]) -> None:
-        """Count the tokens of requests, by their hash, which is the same in all processes as it is made of numbers."""
+        """Count the tokens of requests, by their hash, which is the same in all processes as it is
+        made of numbers.
+        """
         self.tokens += sum(tokens.values())
         if self.reads is not None:
             self.reads |= tokens
 
     def _too_long(self, tokens: int) -> str:
         return (
-            f"the policy's prompt is {tokens} tokens, but its model reads {self.context}; shorten what the env shows,"
-            " or train a model with a longer context, as --model tiny makes for this env"
+            f"the policy's prompt is {tokens} tokens, but its model reads {self.context}; shorten"
+            " what the env shows, or train a model with a longer context, as --model tiny makes"
+            " for this env"
         )

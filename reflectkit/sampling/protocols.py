@@ -1,8 +1,9 @@
 """The servers of vLLM and SGLang: what they are asked for, and the errors of their answers.
 
-vLLM is as read in the sources of its 0.32.0 (`entrypoints/openai/completion`, `entrypoints/serve/lora`,
-`entrypoints/serve/tokenize`, `v1/sample/sampler.py`) and as run; see docs/large-policies.md. SGLang is as read in those
-of its main branch of 2026 (`srt/managers/io_struct.py` at 001067f, `srt/sampling/sampling_params.py` at 00c17ca,
+vLLM is as read in the sources of its 0.32.0 (`entrypoints/openai/completion`,
+`entrypoints/serve/lora`, `entrypoints/serve/tokenize`, `v1/sample/sampler.py`) and as run; see
+docs/large-policies.md. SGLang is as read in those of its main branch of 2026
+(`srt/managers/io_struct.py` at 001067f, `srt/sampling/sampling_params.py` at 00c17ca,
 `srt/entrypoints/http_server.py`), and was not run.
 """
 
@@ -25,8 +26,8 @@ FLOOR = -9999.0
 
 
 def sampling_parameters(truncation: Truncation, top_k: int) -> dict[str, Any]:
-    """Parameters of sampling from the model's own distribution after `truncation`, whatever defaults come with the
-    model. top_k: the server's word for all tokens.
+    """Parameters of sampling from the model's own distribution after `truncation`, whatever
+    defaults come with the model. top_k: the server's word for all tokens.
     """
     return {
         "top_p": 1.0,
@@ -42,7 +43,9 @@ def sampling_parameters(truncation: Truncation, top_k: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights that a server has. name: of the adapter, or of the base model. version: number of updates."""
+    """Weights that a server has. name: of the adapter, or of the base model. version: number of
+    updates.
+    """
 
     name: str
     version: int = 0
@@ -53,8 +56,8 @@ class Weights:
 
 @dataclass(frozen=True)
 class ServedModels:
-    """What a server says of itself. models: the path of each base model by its name. context: tokens that it reads;
-    None where it does not say.
+    """What a server says of itself. models: the path of each base model by its name. context:
+    tokens that it reads; None where it does not say.
     """
 
     models: Mapping[str, str]
@@ -63,8 +66,8 @@ class ServedModels:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The text that a server says it sampled, and how likely each token was; unchecked. version: of the weights, where
-    the server says it.
+    """The text that a server says it sampled, and how likely each token was; unchecked. version: of
+    the weights, where the server says it.
     """
 
     token_ids: tuple[Any, ...]
@@ -73,7 +76,9 @@ class Drawn:
 
 
 class LostWeightsError(Exception):
-    """The server does not have the weights that it was asked for: it was restarted, or dropped them."""
+    """The server does not have the weights that it was asked for: it was restarted, or dropped
+    them.
+    """
 
 
 class InferenceServer(ABC):
@@ -101,15 +106,22 @@ class InferenceServer(ABC):
 
     @abstractmethod
     async def children(
-        self, weights: Weights, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0
+        self,
+        weights: Weights,
+        prompt: Sequence[int],
+        tokens: Sequence[int],
+        temperature: float = 1.0,
     ) -> tuple[dict[int, Any], Any]:
-        """(the log-probability of each of `tokens` after `prompt`, the version of the weights), as the server says
-        them; unchecked. Raises CheckpointError where it returns none, LostWeightsError.
+        """(the log-probability of each of `tokens` after `prompt`, the version of the weights), as
+        the server says them; unchecked. Raises CheckpointError where it returns none,
+        LostWeightsError.
         """
 
     @abstractmethod
     async def write(self, weights: Weights, ask: SampleRequest, limit: int) -> Drawn:
-        """A text of at most `limit` tokens. Raises CheckpointError without log-probabilities, LostWeightsError."""
+        """A text of at most `limit` tokens. Raises CheckpointError without log-probabilities,
+        LostWeightsError.
+        """
 
     @abstractmethod
     async def load(self, weights: Weights, *, patient: bool = True) -> None:
@@ -118,13 +130,17 @@ class InferenceServer(ABC):
     async def unload(self, name: str) -> None:
         """Have it forget adapter `name`, if it has that."""
         with contextlib.suppress(RefusedError, GoneError):  # it was restarted, or dropped it
-            await self.wire.post(self.unload_path, {"lora_name": name}, patient=False, final=(500, 501))
+            await self.wire.post(
+                self.unload_path, {"lora_name": name}, patient=False, final=(500, 501)
+            )
 
     async def models(self) -> list[dict[str, Any]]:
         """The entries of `/v1/models`. Raises ConfigError if the server is of another kind."""
         models = await self.about("/v1/models")
         data = models.get("data") if isinstance(models, dict) else None
-        if not isinstance(data, list) or not all(isinstance(entry, dict) and "id" in entry for entry in data):
+        if not isinstance(data, list) or not all(
+            isinstance(entry, dict) and "id" in entry for entry in data
+        ):
             raise self.other_server()
         return data
 
@@ -134,13 +150,16 @@ class InferenceServer(ABC):
             return await self.wire.get(path, patient=False)
         except RefusedError as error:
             if error.status in (401, 403):
-                raise ConfigError(f"{self.wire.url} refuses the key ({error.reason}); export the right one") from None
+                raise ConfigError(
+                    f"{self.wire.url} refuses the key ({error.reason}); export the right one"
+                ) from None
             raise self.other_server() from None
 
     def other_server(self) -> ConfigError:
         """The error for an address where something else answers."""
         return ConfigError(
-            f"{self.wire.url} answers, but is not a server of {self.kind}; correct the address or the kind of server"
+            f"{self.wire.url} answers, but is not a server of {self.kind}; correct the address"
+            " or the kind of server"
         )
 
     async def detokenized(self, body: Mapping[str, Any], field: str) -> str:
@@ -149,44 +168,58 @@ class InferenceServer(ABC):
             answer = await self.wire.post("/detokenize", body, patient=False)
         except RefusedError as error:
             raise ConfigError(
-                f"{self.wire.url} does not decode the policy's tokens ({error.reason}), so its tokenizer cannot be"
-                " compared; serve the policy's own base, with its tokenizer"
+                f"{self.wire.url} does not decode the policy's tokens ({error.reason}), so its"
+                " tokenizer cannot be compared; serve the policy's own base, with its tokenizer"
             ) from None
         text = answer.get(field) if isinstance(answer, dict) else None
         if not isinstance(text, str):
             raise ConfigError(
-                f"{self.wire.url}/detokenize does not answer with a text but {answer!r:.100}; use a newer server"
+                f"{self.wire.url}/detokenize does not answer with a text but {answer!r:.100};"
+                " use a newer server"
             )
         return text
 
     def no_logprobs(self, advice: str) -> CheckpointError:
         """The error for an answer without the log-probabilities that were asked for."""
-        return CheckpointError(f"{self.wire.url} does not return the log-probabilities that were asked for; {advice}")
+        return CheckpointError(
+            f"{self.wire.url} does not return the log-probabilities that were asked for; {advice}"
+        )
 
     def not_loaded(self, weights: Weights, error: RefusedError) -> ConfigError:
         """The error for weights that the server refused to load."""
-        if error.status in (404, 405) and "not" in error.reason.lower() and weights.path not in error.reason:
-            return ConfigError(f"{self.wire.url} does not load adapters; start it with: {self.adapters_help}")
+        if (
+            error.status in (404, 405)
+            and "not" in error.reason.lower()
+            and weights.path not in error.reason
+        ):
+            return ConfigError(
+                f"{self.wire.url} does not load adapters; start it with: {self.adapters_help}"
+            )
         return ConfigError(
-            f"{self.wire.url} cannot load the {'adapter' if weights.adapter else 'weights'} {weights.path}:"
-            f" {error.reason}; it must see that folder and be started with: {self.adapters_help}"
+            f"{self.wire.url} cannot load the {'adapter' if weights.adapter else 'weights'}"
+            f" {weights.path}: {error.reason}; it must see that folder and be started with:"
+            f" {self.adapters_help}"
         )
 
 
 class Vllm(InferenceServer):
-    """vLLM's server with OpenAI's protocol, and its additions to it. It reads adapters from a folder, but no whole
-    models.
+    """vLLM's server with OpenAI's protocol, and its additions to it. It reads adapters from a
+    folder, but no whole models.
     """
 
     kind = "vLLM"
-    adapters_help = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve … --enable-lora --max-lora-rank RANK"
+    adapters_help = (
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve … --enable-lora --max-lora-rank RANK"
+    )
     processed_help = "with --logprobs-mode processed_logprobs"
     unload_path = "/v1/unload_lora_adapter"
 
     async def served(self) -> ServedModels:
         """See `InferenceServer`."""
         bases = [entry for entry in await self.models() if not entry.get("parent")]
-        contexts = [entry["max_model_len"] for entry in bases if isinstance(entry.get("max_model_len"), int)]
+        contexts = [
+            entry["max_model_len"] for entry in bases if isinstance(entry.get("max_model_len"), int)
+        ]
         paths = {str(entry["id"]): str(entry.get("root") or entry["id"]) for entry in bases}
         return ServedModels(paths, min(contexts, default=None))
 
@@ -195,12 +228,25 @@ class Vllm(InferenceServer):
         return await self.detokenized({"tokens": list(tokens)}, "prompt")
 
     async def children(
-        self, weights: Weights, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0
+        self,
+        weights: Weights,
+        prompt: Sequence[int],
+        tokens: Sequence[int],
+        temperature: float = 1.0,
     ) -> tuple[dict[int, Any], Any]:
-        """See `InferenceServer`. They are the log-probabilities before a mask of allowed tokens; none is sent."""
-        wanted = {"max_tokens": 1, "temperature": temperature, "logprobs": len(tokens), "ignore_eos": True}
+        """See `InferenceServer`. They are the log-probabilities before a mask of allowed tokens;
+        none is sent.
+        """
+        wanted = {
+            "max_tokens": 1,
+            "temperature": temperature,
+            "logprobs": len(tokens),
+            "ignore_eos": True,
+        }
         answer = await self._complete(
-            weights, prompt, sampling_parameters(EVERYTHING, 0) | wanted | {"logprob_token_ids": list(tokens)}
+            weights,
+            prompt,
+            sampling_parameters(EVERYTHING, 0) | wanted | {"logprob_token_ids": list(tokens)},
         )
         try:
             values = answer["logprobs"]["top_logprobs"][0]
@@ -218,7 +264,9 @@ class Vllm(InferenceServer):
             "ignore_eos": True,
             "stop_token_ids": sorted(ask.stop_ids),
         }
-        answer = await self._complete(weights, ask.prompt_ids, sampling_parameters(ask.truncation, 0) | wanted)
+        answer = await self._complete(
+            weights, ask.prompt_ids, sampling_parameters(ask.truncation, 0) | wanted
+        )
         try:
             return Drawn(tuple(answer["token_ids"]), tuple(answer["logprobs"]["token_logprobs"]))
         except (TypeError, KeyError):
@@ -233,7 +281,9 @@ class Vllm(InferenceServer):
             if "already been loaded" not in error.reason:
                 raise self.not_loaded(weights, error) from None
 
-    async def _complete(self, weights: Weights, prompt: Sequence[int], wanted: Mapping[str, Any]) -> Any:
+    async def _complete(
+        self, weights: Weights, prompt: Sequence[int], wanted: Mapping[str, Any]
+    ) -> Any:
         """The only choice of a completion."""
         body = {
             "model": weights.name,
@@ -251,20 +301,27 @@ class Vllm(InferenceServer):
         try:
             return answer["choices"][0]
         except (TypeError, KeyError, IndexError):
-            raise EnvironmentFailure(f"{self.wire.url}: an answer without a choice: {answer!r:.200}") from None
+            raise EnvironmentFailure(
+                f"{self.wire.url}: an answer without a choice: {answer!r:.200}"
+            ) from None
 
 
 class Sglang(InferenceServer):
     """SGLang's native protocol."""
 
     kind = "SGLang"
-    adapters_help = "python -m sglang.launch_server … --enable-lora --max-lora-rank RANK --lora-target-modules all"
+    adapters_help = (
+        "python -m sglang.launch_server … --enable-lora --max-lora-rank RANK"
+        " --lora-target-modules all"
+    )
     processed_help = "without SGLANG_RETURN_ORIGINAL_LOGPROB"
     whole_models = True
     unload_path = "/unload_lora_adapter"
 
     async def served(self) -> ServedModels:
-        """See `InferenceServer`. Older versions describe the model only at a path that newer ones warn of."""
+        """See `InferenceServer`. Older versions describe the model only at a path that newer ones
+        warn of.
+        """
         try:
             info = await self.wire.get("/model_info", patient=False)
         except RefusedError:
@@ -272,20 +329,32 @@ class Sglang(InferenceServer):
         if not isinstance(info, dict) or "model_path" not in info:
             raise self.other_server()
         models = await self.models()
-        contexts = [entry["max_model_len"] for entry in models if isinstance(entry.get("max_model_len"), int)]
+        contexts = [
+            entry["max_model_len"]
+            for entry in models
+            if isinstance(entry.get("max_model_len"), int)
+        ]
         path = str(info["model_path"])
         return ServedModels({path: path}, min(contexts, default=None))
 
     async def decoded(self, tokens: Sequence[int]) -> str:
         """See `InferenceServer`."""
-        return await self.detokenized({"tokens": list(tokens), "skip_special_tokens": False}, "text")
+        return await self.detokenized(
+            {"tokens": list(tokens), "skip_special_tokens": False}, "text"
+        )
 
     async def children(
-        self, weights: Weights, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0
+        self,
+        weights: Weights,
+        prompt: Sequence[int],
+        tokens: Sequence[int],
+        temperature: float = 1.0,
     ) -> tuple[dict[int, Any], Any]:
         """See `InferenceServer`. The log-probabilities are those of the whole vocabulary."""
         wanted = {"max_new_tokens": 1, "temperature": temperature}
-        meta = await self._generate(weights, prompt, EVERYTHING, wanted, {"token_ids_logprob": list(tokens)})
+        meta = await self._generate(
+            weights, prompt, EVERYTHING, wanted, {"token_ids_logprob": list(tokens)}
+        )
         try:
             values = {item[1]: item[0] for item in meta["output_token_ids_logprobs"][0]}
             return {token: values[token] for token in tokens}, meta.get("weight_version")
@@ -294,7 +363,11 @@ class Sglang(InferenceServer):
 
     async def write(self, weights: Weights, ask: SampleRequest, limit: int) -> Drawn:
         """See `InferenceServer`. The seed of the draw is the server's."""
-        wanted = {"max_new_tokens": limit, "temperature": ask.temperature, "stop_token_ids": sorted(ask.stop_ids)}
+        wanted = {
+            "max_new_tokens": limit,
+            "temperature": ask.temperature,
+            "stop_token_ids": sorted(ask.stop_ids),
+        }
         meta = await self._generate(weights, ask.prompt_ids, ask.truncation, wanted, {})
         try:
             token_ids = tuple(item[1] for item in meta["output_token_logprobs"])
@@ -306,9 +379,15 @@ class Sglang(InferenceServer):
     async def load(self, weights: Weights, *, patient: bool = True) -> None:
         """See `InferenceServer`. Whole models are read from their folder too."""
         if weights.adapter:
-            path, body = "/load_lora_adapter", {"lora_name": weights.name, "lora_path": weights.path}
+            path, body = (
+                "/load_lora_adapter",
+                {"lora_name": weights.name, "lora_path": weights.path},
+            )
         else:
-            path, body = "/update_weights_from_disk", {"model_path": weights.path, "weight_version": weights.name}
+            path, body = (
+                "/update_weights_from_disk",
+                {"model_path": weights.path, "weight_version": weights.name},
+            )
         try:
             answer = await self.wire.post(path, body, patient=patient, final=(500, 501))
             if isinstance(answer, dict) and answer.get("success") is False:
@@ -329,7 +408,12 @@ class Sglang(InferenceServer):
         """`meta_info` of what was generated."""
         # with ignore_eos it would also write on after stop_token_ids
         sampling = {**sampling_parameters(truncation, -1), "ignore_eos": False, **wanted}
-        body = {"input_ids": list(prompt), "sampling_params": sampling, "return_logprob": True, **more}
+        body = {
+            "input_ids": list(prompt),
+            "sampling_params": sampling,
+            "return_logprob": True,
+            **more,
+        }
         if weights.adapter:
             body["lora_path"] = weights.name
         try:
@@ -340,10 +424,14 @@ class Sglang(InferenceServer):
             raise ConfigError(str(error)) from None
         meta = answer.get("meta_info") if isinstance(answer, dict) else None
         if not isinstance(meta, dict):
-            raise EnvironmentFailure(f"{self.wire.url}: an answer without meta_info: {answer!r:.200}")
+            raise EnvironmentFailure(
+                f"{self.wire.url}: an answer without meta_info: {answer!r:.200}"
+            )
         reason = meta.get("finish_reason")
         if isinstance(reason, dict) and reason.get("type") == "abort":
-            raise EnvironmentFailure(f"{self.wire.url} aborted the request: {reason.get('message')}")
+            raise EnvironmentFailure(
+                f"{self.wire.url} aborted the request: {reason.get('message')}"
+            )
         if not weights.adapter and weights.path and meta.get("weight_version") in (None, "default"):
             raise LostWeightsError("it has the weights that it was started with")
         return meta

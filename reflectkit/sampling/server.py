@@ -1,8 +1,9 @@
 """Sampler that asks an inference server.
 
-A choice is not sampled by the server: it returns the log-probabilities of the tokens that may come next wherever the
-labels part. They are normalised and drawn from here, as for a model in this process, so it does not matter whether the
-server's log-probabilities are those before or after a mask. A text is sampled by the server.
+A choice is not sampled by the server: it returns the log-probabilities of the tokens that may come
+next wherever the labels part. They are normalised and drawn from here, as for a model in this
+process, so it does not matter whether the server's log-probabilities are those before or after a
+mask. A text is sampled by the server.
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ from reflectkit.config import flag
 from reflectkit.errors import CheckpointError, ConfigError, EnvironmentFailure
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import LOCK, is_locked, locked, replacing_folder, sha256
-from reflectkit.models.checkpoint_metadata import base_of, check_role, config_of, context_of, load_tokenizer
+from reflectkit.models.checkpoint_metadata import (
+    base_of,
+    check_role,
+    config_of,
+    context_of,
+    load_tokenizer,
+)
 from reflectkit.models.hub import same_model
 from reflectkit.models.labels import Path, check_embedded, trie
 from reflectkit.models.load import POLICY_ADAPTER, LoadedModel
@@ -40,7 +47,15 @@ from reflectkit.sampling.base import (
     ServerSettings,
     draw_label,
 )
-from reflectkit.sampling.protocols import MOST_AT_ONCE, Drawn, InferenceServer, LostWeightsError, Sglang, Vllm, Weights
+from reflectkit.sampling.protocols import (
+    MOST_AT_ONCE,
+    Drawn,
+    InferenceServer,
+    LostWeightsError,
+    Sglang,
+    Vllm,
+    Weights,
+)
 from reflectkit.sampling.wire import Wire
 
 SERVERS: dict[str, type[InferenceServer]] = {"vllm": Vllm, "sglang": Sglang}
@@ -55,9 +70,10 @@ Value = TypeVar("Value")
 class WeightsFolder:
     """A folder where trained weights are written for the server to read.
 
-    folder: None for a temporary one, which is removed at the end, or by the next process if this one is killed. there:
-    its path on the server's machine, if it differs. The names of all weights of this process have a random prefix, so
-    that a server never takes one process's for another's. They are removed at the end.
+    folder: None for a temporary one, which is removed at the end, or by the next process if this
+    one is killed. there: its path on the server's machine, if it differs. The names of all weights
+    of this process have a random prefix, so that a server never takes one process's for another's.
+    They are removed at the end.
     """
 
     def __init__(self, folder: FilePath | None, there: str = "") -> None:
@@ -75,12 +91,16 @@ class WeightsFolder:
 
     def version(self, name: Any) -> int | None:
         """The version of weights that a server calls `name`; None if they are not of this process."""
-        found = re.fullmatch(rf"{self.prefix}-v([0-9]{{1,18}})", name) if isinstance(name, str) else None
+        found = (
+            re.fullmatch(rf"{self.prefix}-v([0-9]{{1,18}})", name)
+            if isinstance(name, str)
+            else None
+        )
         return int(found[1]) if found else None
 
     def write(self, player: LoadedModel, version: int) -> str:
-        """Write the adapter of `player`, or its whole model, and return its path on the server's machine. Raises
-        ConfigError if the folder cannot be written.
+        """Write the adapter of `player`, or its whole model, and return its path on the server's
+        machine. Raises ConfigError if the folder cannot be written.
         """
         name = self.name(version)
         adapter = hasattr(player.model, "peft_config")
@@ -91,8 +111,8 @@ class WeightsFolder:
         return self._path_there(name)
 
     def copy(self, folder: FilePath, name: str) -> str:
-        """The path on the server's machine of the adapter in `folder`: a copy called `name` if the user named a folder
-        that the server sees. Raises ConfigError if that cannot be written.
+        """The path on the server's machine of the adapter in `folder`: a copy called `name` if the
+        user named a folder that the server sees. Raises ConfigError if that cannot be written.
         """
         if self._temporary:
             return str(folder.resolve())
@@ -111,7 +131,9 @@ class WeightsFolder:
         try:
             yield
         except OSError as error:
-            raise ConfigError(f"--adapter-dir {self.folder}: {error.strerror or error}; name another folder") from None
+            raise ConfigError(
+                f"--adapter-dir {self.folder}: {error.strerror or error}; name another folder"
+            ) from None
 
     def _path_there(self, name: str) -> str:
         return f"{self.there}/{name}" if self.there else str((self.folder / name).resolve())
@@ -121,16 +143,21 @@ TEMPORARY = "reflectkit-weights-"
 
 
 def _temporary_folder(holding: contextlib.ExitStack) -> FilePath:
-    """A new temporary folder, locked and then removed by `holding`. Those that killed processes left are removed."""
+    """A new temporary folder, locked and then removed by `holding`. Those that killed processes
+    left are removed.
+    """
     for leftover in FilePath(tempfile.gettempdir()).glob(f"{TEMPORARY}*"):
         with contextlib.suppress(OSError):  # of another user
             if (leftover / LOCK).exists() and not is_locked(leftover):
                 shutil.rmtree(leftover, ignore_errors=True)
     while True:
         folder = FilePath(
-            holding.enter_context(tempfile.TemporaryDirectory(prefix=TEMPORARY, ignore_cleanup_errors=True))
+            holding.enter_context(
+                tempfile.TemporaryDirectory(prefix=TEMPORARY, ignore_cleanup_errors=True)
+            )
         )
-        with contextlib.suppress(FileNotFoundError):  # another process has just taken it for a leftover
+        # Another process has just taken it for a leftover
+        with contextlib.suppress(FileNotFoundError):
             holding.enter_context(locked(folder))
             return folder
 
@@ -141,14 +168,17 @@ def _remove_versions(folder: FilePath, prefix: str) -> None:
 
 
 class _NewerWeightsError(Exception):
-    """The server has newer whole weights than those that were asked for, which `publish` has not announced yet."""
+    """The server has newer whole weights than those that were asked for, which `publish` has not
+    announced yet.
+    """
 
 
 class ServerSampler:
     """Samples from the model that `server` serves.
 
-    tokenizer, role, context: the policy's. vocabulary: number of its model's tokens. base: the model that the server
-    must serve, as a path or hub id. store: where weights are written for the server.
+    tokenizer, role, context: the policy's. vocabulary: number of its model's tokens. base: the
+    model that the server must serve, as a path or hub id. store: where weights are written for the
+    server.
     """
 
     def __init__(
@@ -161,7 +191,13 @@ class ServerSampler:
         base: str,
         store: WeightsFolder,
     ) -> None:
-        self.server, self.tokenizer, self.role, self.store, self.base = server, tokenizer, role, store, base
+        self.server, self.tokenizer, self.role, self.store, self.base = (
+            server,
+            tokenizer,
+            role,
+            store,
+            base,
+        )
         self.context, self.vocabulary, self.url = context or 2**20, vocabulary, server.wire.url
         self.tokens = self.version = 0
         self.restored = 0
@@ -173,15 +209,20 @@ class ServerSampler:
         self._probes = checks.Probes(self._known)
         self._scaled: bool | None = None
         self._scores = ScoreMemo()
-        self._asked: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Task[tuple[float, ...]]]]
+        self._asked: WeakKeyDictionary[
+            asyncio.AbstractEventLoop, dict[Hashable, asyncio.Task[tuple[float, ...]]]
+        ]
         self._asked = WeakKeyDictionary()
-        self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+        self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
+            WeakKeyDictionary()
+        )
 
     async def check(self, served_model: str = "", chosen_by: str = "--served-model") -> None:
-        """Whether this is the server of the base, with the model's tokenizer. chosen_by: the flag of `served_model`.
+        """Whether this is the server of the base, with the model's tokenizer. chosen_by: the flag
+        of `served_model`.
 
-        Raises ConfigError: it is another kind of server, serves another model, or has another tokenizer. GoneError:
-        nothing answers.
+        Raises ConfigError: it is another kind of server, serves another model, or has another
+        tokenizer. GoneError: nothing answers.
         """
         served = await self.server.served()
         names = [name for name, path in served.models.items() if same_model(path, self.base)]
@@ -189,10 +230,15 @@ class ServerSampler:
             names = [name for name in served.models if name == served_model]
         if not names:
             whose = "reflector" if self.role == "reflection" else "policy"
-            wanted = f"{chosen_by} {served_model}" if served_model else f"the {whose}'s base {self.base}"
-            has = ", ".join(f"{name} ({path})" if name != path else name for name, path in served.models.items())
+            wanted = (
+                f"{chosen_by} {served_model}" if served_model else f"the {whose}'s base {self.base}"
+            )
+            has = ", ".join(
+                f"{name} ({path})" if name != path else name for name, path in served.models.items()
+            )
             raise ConfigError(
-                f"{self.url} serves {has}, not {wanted}; serve that, or name the same model there with {chosen_by}"
+                f"{self.url} serves {has}, not {wanted}; serve that, or name the same model"
+                f" there with {chosen_by}"
             )
         self._weights = Weights(names[0], adapter=False)
         self._served = served.context or self._served
@@ -204,8 +250,8 @@ class ServerSampler:
         )
         if here != there:
             raise ConfigError(
-                f"{self.url} has another tokenizer than the policy (vocabulary {there} there, {here} here); serve the"
-                " policy's own base, with its tokenizer"
+                f"{self.url} has another tokenizer than the policy (vocabulary {there} there,"
+                f" {here} here); serve the policy's own base, with its tokenizer"
             )
 
     async def load(self, folder: FilePath) -> None:
@@ -218,17 +264,21 @@ class ServerSampler:
     async def sample(self, ask: SampleRequest) -> SampleOutput:
         """What the model says.
 
-        Raises CheckpointError, ConfigError: it cannot be asked like this. GoneError: the server is away for too long.
-        EnvironmentFailure: this request fails again and again.
+        Raises CheckpointError, ConfigError: it cannot be asked like this. GoneError: the server is
+        away for too long. EnvironmentFailure: this request fails again and again.
         """
         check_embedded(self.tokenizer, ask.prompt_ids, self.vocabulary)
         if ask.separately:
             raise CheckpointError(
-                "the policy scores each choice alone, which a server of text cannot do; use --sampler local"
+                "the policy scores each choice alone, which a server of text cannot do; use"
+                " --sampler local"
             )
         read = len(ask.prompt_ids) + ask.depth
         if read > self.context or read + bool(ask.labels) > self._served:
-            text = f"the policy's prompt is {len(ask.prompt_ids)} tokens, but the server's model reads {self.context}"
+            text = (
+                f"the policy's prompt is {len(ask.prompt_ids)} tokens, but the server's model"
+                f" reads {self.context}"
+            )
             return SampleOutput(version=self._weights.version, too_long=text)
         self._probes.see(ask)
         if not ask.labels:
@@ -237,10 +287,11 @@ class ServerSampler:
         return draw_label(ask, row, version)
 
     async def publish(self, weights: Any, version: int) -> None:
-        """Write the weights of a `LoadedModel`, have the server load them, and see whether it did. Requests from now on
-        are for these.
+        """Write the weights of a `LoadedModel`, have the server load them, and see whether it did.
+        Requests from now on are for these.
 
-        Raises ConfigError: the server cannot load them, or has others. GoneError: it is away for too long.
+        Raises ConfigError: the server cannot load them, or has others. GoneError: it is away for
+        too long.
         """
         player: LoadedModel = weights
         adapter = hasattr(player.model, "peft_config")
@@ -258,7 +309,9 @@ class ServerSampler:
         await self._compare(player)
 
     async def _with_weights(self, request: Callable[[Weights], Awaitable[Value]]) -> Value:
-        """What `request` returns for the current weights, which the server is given again if it lost them."""
+        """What `request` returns for the current weights, which the server is given again if it
+        lost them.
+        """
         for _ in range(RESTORES):
             weights = self._weights
             try:
@@ -278,11 +331,16 @@ class ServerSampler:
             if not lost.path:
                 raise ConfigError(f"{self.url} does not serve {lost.name} any more; serve it again")
             await self.server.load(lost)
-            self._weights = replace(lost)  # another object, so that other requests that lost them see the change
+            # Another object, so that other requests that lost them see the change
+            self._weights = replace(lost)
             self.restored += 1
 
-    async def _label_logprobs(self, weights: Weights, ask: SampleRequest) -> tuple[int, tuple[float, ...]]:
-        """(version, the labels' log-probabilities after the prompt). Equal requests in an event loop are sent once."""
+    async def _label_logprobs(
+        self, weights: Weights, ask: SampleRequest
+    ) -> tuple[int, tuple[float, ...]]:
+        """(version, the labels' log-probabilities after the prompt). Equal requests in an event
+        loop are sent once.
+        """
         temperature = ask.temperature or 1.0
         kind = (weights.version, temperature)
         kept = self._scores.get(ask.labels, ask.prompt_ids, kind)
@@ -292,21 +350,33 @@ class ServerSampler:
         asked = self._asked.setdefault(loop, {})
         key = (ask.labels, ask.prompt_ids, kind)
         if key not in asked:
-            task = asked[key] = loop.create_task(self._score(weights, ask.labels, ask.prompt_ids, temperature))
-            task.add_done_callback(lambda done: (asked.pop(key, None), done.cancelled() or done.exception()))
+            task = asked[key] = loop.create_task(
+                self._score(weights, ask.labels, ask.prompt_ids, temperature)
+            )
+            task.add_done_callback(
+                lambda done: (asked.pop(key, None), done.cancelled() or done.exception())
+            )
         return weights.version, await asyncio.shield(asked[key])
 
     async def _score(
-        self, weights: Weights, labels: tuple[Path, ...], prompt: tuple[int, ...], temperature: float
+        self,
+        weights: Weights,
+        labels: tuple[Path, ...],
+        prompt: tuple[int, ...],
+        temperature: float,
     ) -> tuple[float, ...]:
-        """Ask for the tokens that may come next at each place where labels part, and add up along the paths."""
+        """Ask for the tokens that may come next at each place where labels part, and add up along
+        the paths.
+        """
 
         async def at(prefix: Path, children: Path) -> tuple[float, ...]:
             if len(children) == 1:
                 return (0.0,)
             values: dict[int, float] = {}
             for start in range(0, len(children), MOST_AT_ONCE):
-                values |= await self._next(weights, (*prompt, *prefix), children[start : start + MOST_AT_ONCE])
+                values |= await self._next(
+                    weights, (*prompt, *prefix), children[start : start + MOST_AT_ONCE]
+                )
                 self.tokens += len(prompt) + len(prefix) + 1
             return normalised([values[token] for token in children], temperature, self.url)
 
@@ -319,7 +389,11 @@ class ServerSampler:
         return row
 
     async def _next(
-        self, weights: Weights, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0
+        self,
+        weights: Weights,
+        prompt: Sequence[int],
+        tokens: Sequence[int],
+        temperature: float = 1.0,
     ) -> dict[int, float]:
         """The server's log-probabilities of `tokens`, MOST_AT_ONCE at most, after `prompt`."""
         found, version = await self.server.children(weights, prompt, tokens, temperature)
@@ -327,8 +401,8 @@ class ServerSampler:
         return checks.scores(found, self.url)
 
     def _check_version(self, weights: Weights, name: Any) -> None:
-        """Raises LostWeightsError or _NewerWeightsError if `weights` are of a whole model, and the server's, called
-        `name`, are others.
+        """Raises LostWeightsError or _NewerWeightsError if `weights` are of a whole model, and the
+        server's, called `name`, are others.
         """
         if weights.adapter or not weights.path:
             return
@@ -342,17 +416,26 @@ class ServerSampler:
         """A text, sampled by the server."""
         truncated = bool(ask.truncation) and ask.temperature > 0
         if (truncated or ask.temperature not in (0, 1)) and not await self._is_scaled():
-            before = "truncation; leave out --top-p, --top-k and --min-p" if truncated else "the temperature; sample"
+            before = (
+                "truncation; leave out --top-p, --top-k and --min-p"
+                if truncated
+                else "the temperature; sample"
+            )
             raise ConfigError(
                 f"{self.url} returns log-probabilities from before {before}"
-                f"{'' if truncated else ' with --temperature 1'}, or start it {self.server.processed_help}"
+                f"{'' if truncated else ' with --temperature 1'}, or start it"
+                f" {self.server.processed_help}"
             )
-        drawn, version = await self._with_weights(lambda weights: self._text(weights, ask, ask.max_new_tokens))
+        drawn, version = await self._with_weights(
+            lambda weights: self._text(weights, ask, ask.max_new_tokens)
+        )
         self.tokens += len(ask.prompt_ids) + len(drawn.token_ids)
         return SampleOutput(drawn.token_ids, drawn.logprobs, version=version)
 
     async def _text(self, weights: Weights, ask: SampleRequest, limit: int) -> tuple[Drawn, int]:
-        """(a text of at most `limit` tokens, and of what the context has room for; version of the weights)."""
+        """(a text of at most `limit` tokens, and of what the context has room for; version of the
+        weights).
+        """
         limit = min(limit, self._served - len(ask.prompt_ids), self.context - len(ask.prompt_ids))
         drawn = await self.server.write(weights, ask, limit)
         with contextlib.suppress(_NewerWeightsError):  # it says which
@@ -367,7 +450,10 @@ class ServerSampler:
             ids = checks.spread(self._known, checks.TOKENS)
 
             async def ranges(weights: Weights) -> list[float]:
-                found = [await self._next(weights, ids[:4], ids, temperature) for temperature in (1.0, 2.0)]
+                found = [
+                    await self._next(weights, ids[:4], ids, temperature)
+                    for temperature in (1.0, 2.0)
+                ]
                 return [max(values.values()) - min(values.values()) for values in found]
 
             one, two = await self._with_weights(ranges)
@@ -384,7 +470,9 @@ class ServerSampler:
 
         async def there(weights: Weights) -> tuple[list[dict[int, float]], list[tuple[Drawn, int]]]:
             return (
-                await asyncio.gather(*(self._next(weights, probe.prompt, probe.tokens) for probe in probes)),
+                await asyncio.gather(
+                    *(self._next(weights, probe.prompt, probe.tokens) for probe in probes)
+                ),
                 await asyncio.gather(*(self._text(weights, ask, checks.TOKENS) for ask in texts)),
             )
 
@@ -405,14 +493,16 @@ class ServerSampler:
             complaint = f"log-probabilities of its texts differ {apart}"
         if complaint:
             raise ConfigError(
-                f"{self.url} serves other weights than the policy's: {complaint}; serve {self.base} itself,"
-                f" unquantised, and see in its log whether it loads {self._weights.path}"
+                f"{self.url} serves other weights than the policy's: {complaint}; serve {self.base}"
+                f" itself, unquantised, and see in its log whether it loads {self._weights.path}"
             )
 
 
-def normalised(values: Sequence[float], temperature: float, url: str = "the server") -> tuple[float, ...]:
-    """Log-probabilities of what `values` are the logits of, up to a constant, at `temperature`. Raises CheckpointError
-    if one is not a number.
+def normalised(
+    values: Sequence[float], temperature: float, url: str = "the server"
+) -> tuple[float, ...]:
+    """Log-probabilities of what `values` are the logits of, up to a constant, at `temperature`.
+    Raises CheckpointError if one is not a number.
 
     >>> [round(value, 3) for value in normalised([-5.0, -5.0, -9999.0], 1.0)]
     [-0.693, -0.693, -9994.693]
@@ -421,7 +511,8 @@ def normalised(values: Sequence[float], temperature: float, url: str = "the serv
     highest = max(scaled)
     if not all(map(math.isfinite, scaled)):
         raise CheckpointError(
-            f"{url}: the policy's scores are not numbers: {list(values)!r:.100}; its weights are damaged"
+            f"{url}: the policy's scores are not numbers: {list(values)!r:.100}; its weights"
+            " are damaged"
         )
     total = highest + math.log(math.fsum(math.exp(value - highest) for value in scaled))
     return tuple(value - total for value in scaled)
@@ -430,7 +521,8 @@ def normalised(values: Sequence[float], temperature: float, url: str = "the serv
 def open_server(kind: str, url: str, opening: Opening, settings: ServerSettings) -> ServerSampler:
     """A sampler of the model that `url` serves, checked before anything is sampled.
 
-    Raises CheckpointError: the policy's folder is not usable. ConfigError, GoneError: the server is not.
+    Raises CheckpointError: the policy's folder is not usable. ConfigError, GoneError: the server is
+    not.
     """
     wire = Wire(
         url,
@@ -446,12 +538,14 @@ def open_server(kind: str, url: str, opening: Opening, settings: ServerSettings)
     server = SERVERS[kind](wire)
     if player is not None and not hasattr(player.model, "peft_config") and not server.whole_models:
         raise ConfigError(
-            f"--sampler {kind}:{url} loads adapters while it runs, but no whole models; train an adapter (--lora-r 16),"
-            " or use sglang:URL"
+            f"--sampler {kind}:{url} loads adapters while it runs, but no whole models; train an"
+            " adapter (--lora-r 16), or use sglang:URL"
         )
     store = WeightsFolder(settings.adapter_dir, settings.server_adapter_dir)
     vocabulary = getattr(config_of(base), "vocab_size", None) or len(tokenizer)
-    sampler = ServerSampler(server, tokenizer, role, context_of(opening.checkpoint), vocabulary, base, store)
+    sampler = ServerSampler(
+        server, tokenizer, role, context_of(opening.checkpoint), vocabulary, base, store
+    )
     setting = "reflector_served_model" if opening.role == "reflection" else "served_model"
     run_sync(sampler.check(getattr(settings, setting), flag(setting)))
     if player is None and (folder / "adapter_config.json").is_file():

@@ -1,8 +1,9 @@
 """Training services: weights that another machine holds, samples and differentiates.
 
-A service reads rows of tokens. For each it returns the log-probability of every token after the first, and it adds the
-gradient of any weighted sum of these to what the next step takes. That is all that our losses of choices and of sampled
-texts need, so a loss is computed here, and its slopes are sent there.
+A service reads rows of tokens. For each it returns the log-probability of every token after the
+first, and it adds the gradient of any weighted sum of these to what the next step takes. That is
+all that our losses of choices and of sampled texts need, so a loss is computed here, and its slopes
+are sent there.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ from reflectkit.sampling.protocols import Drawn
 
 @dataclass(frozen=True)
 class Step:
-    """An optimizer step: AdamW with the betas 0.9 and 0.999 and an epsilon of 1e-8, as in this process."""
+    """An optimizer step: AdamW with the betas 0.9 and 0.999 and an epsilon of 1e-8, as in this
+    process.
+    """
 
     learning_rate: float
     weight_decay: float = 0.0
@@ -56,12 +59,16 @@ class ServiceAdapter(Protocol):
         ...
 
     async def backward(
-        self, rows: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], slopes: Sequence[Sequence[float]]
+        self,
+        rows: Sequence[Sequence[int]],
+        logprobs: Sequence[Sequence[float]],
+        slopes: Sequence[Sequence[float]],
     ) -> list[list[float]]:
-        """Add the gradient of the sum of `slopes` times log-probabilities to what the next step takes. Returns what
-        `forward` returns.
+        """Add the gradient of the sum of `slopes` times log-probabilities to what the next step
+        takes. Returns what `forward` returns.
 
-        logprobs: those that `forward` returned for `rows` and the present weights. One call for each step.
+        logprobs: those that `forward` returned for `rows` and the present weights. One call for
+        each step.
         """
         ...
 
@@ -72,8 +79,8 @@ class ServiceAdapter(Protocol):
         advantages: Sequence[Sequence[float]],
         clip: tuple[float, float],
     ) -> list[list[float]]:
-        """`backward` of PPO's clipped loss, summed over all tokens, without a `forward` before it. Returns what
-        `forward` returns.
+        """`backward` of PPO's clipped loss, summed over all tokens, without a `forward` before it.
+        Returns what `forward` returns.
 
         advantages: 0 for tokens that are not trained. clip: the ends of the range of the ratio.
         """
@@ -96,7 +103,9 @@ class ServiceAdapter(Protocol):
         ...
 
     async def archive(self) -> bytes:
-        """The present weights as a .tar.gz of peft's two files. Raises ConfigError if the service keeps them."""
+        """The present weights as a .tar.gz of peft's two files. Raises ConfigError if the service
+        keeps them.
+        """
         ...
 
     async def close(self) -> None:
@@ -126,7 +135,10 @@ class RememberingAdapter:
         return [self._known[key] for key in keys]
 
     async def backward(
-        self, rows: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], slopes: Sequence[Sequence[float]]
+        self,
+        rows: Sequence[Sequence[int]],
+        logprobs: Sequence[Sequence[float]],
+        slopes: Sequence[Sequence[float]],
     ) -> list[list[float]]:
         """See `ServiceAdapter`."""
         return await self.adapter.backward(rows, logprobs, slopes)
@@ -187,15 +199,17 @@ class TrainingService(Protocol):
 
 
 def open_service(name: str, settings: ServiceSettings) -> TrainingService:
-    """The service called `name`. Raises ConfigError if its client is not installed, and GoneError if it is away."""
+    """The service called `name`. Raises ConfigError if its client is not installed, and GoneError
+    if it is away.
+    """
     from reflectkit.sampling.tinker import TinkerService
 
     return TinkerService(service_url(name), settings)
 
 
 def label_rows(prompt: Sequence[int], labels: tuple[Path, ...]) -> list[tuple[int, ...]]:
-    """What is read to score `labels` after `prompt`: a row for each label, up to the last place where it parts from
-    others.
+    """What is read to score `labels` after `prompt`: a row for each label, up to the last place
+    where it parts from others.
 
     >>> label_rows((7, 8), ((1, 2, 3), (1, 4), (5, 6)))
     [(7, 8, 1, 2), (7, 8, 1, 4), (7, 8, 5)]
@@ -206,7 +220,8 @@ def label_rows(prompt: Sequence[int], labels: tuple[Path, ...]) -> list[tuple[in
 
 
 def label_places(tree: Trie, labels: Sequence[Path]) -> list[list[tuple[int, int]]]:
-    """For each node and child, (the row of `label_rows`, the place in the label) where the child's token is read.
+    """For each node and child, (the row of `label_rows`, the place in the label) where the child's
+    token is read.
 
     >>> labels = ((1, 2), (1, 4), (5,))
     >>> label_places(trie(labels), labels)
@@ -216,17 +231,27 @@ def label_places(tree: Trie, labels: Sequence[Path]) -> list[list[tuple[int, int
     for row, path in enumerate(tree.steps):
         for node, child in path:
             places.setdefault((node, child), (row, len(tree.nodes[node].prefix)))
-    return [[places[number, child] for child in range(len(node.children))] for number, node in enumerate(tree.nodes)]
+    return [
+        [places[number, child] for child in range(len(node.children))]
+        for number, node in enumerate(tree.nodes)
+    ]
 
 
 def label_logprobs(
-    prompt: Sequence[int], labels: tuple[Path, ...], logprobs: Sequence[Sequence[float]], temperature: float
+    prompt: Sequence[int],
+    labels: tuple[Path, ...],
+    logprobs: Sequence[Sequence[float]],
+    temperature: float,
 ) -> tuple[float, ...]:
-    """Log-probabilities of the labels, normalised wherever they part, from those of the tokens of `label_rows`."""
+    """Log-probabilities of the labels, normalised wherever they part, from those of the tokens of
+    `label_rows`.
+    """
     tree, start = trie(labels), len(prompt) - 1
     scores: list[tuple[float, ...]] = []
     for places in label_places(tree, labels):
-        scores.append(tempered([logprobs[row][start + place] for row, place in places], temperature))
+        scores.append(
+            tempered([logprobs[row][start + place] for row, place in places], temperature)
+        )
     return tuple(math.fsum(scores[node][child] for node, child in path) for path in tree.steps)
 
 
@@ -237,7 +262,9 @@ LARGEST = 8 * 2**30
 
 
 def unpack(archive: bytes, base: str, folder: FilePath, url: str) -> None:
-    """Write the adapter in `archive` to `folder`, as one of `base`. Raises ConfigError if it is none."""
+    """Write the adapter in `archive` to `folder`, as one of `base`. Raises ConfigError if it is
+    none.
+    """
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:*") as files:
@@ -250,12 +277,19 @@ def unpack(archive: bytes, base: str, folder: FilePath, url: str) -> None:
         config = json.loads(found[ADAPTER_FILES[0]])
         weights = found[ADAPTER_FILES[1]]
     except (tarfile.TarError, OSError, EOFError, KeyError, ValueError) as error:
-        raise ConfigError(f"{url} gave out an archive that holds no adapter of peft ({error!r:.80})") from None
+        raise ConfigError(
+            f"{url} gave out an archive that holds no adapter of peft ({error!r:.80})"
+        ) from None
     (folder / ADAPTER_FILES[1]).write_bytes(weights)
     known: dict[str, Any] = {"base_model_name_or_path": base, "task_type": "CAUSAL_LM"}
-    if not config.get("target_modules"):  # SkyRL names none, and peft would take its own for this kind of model
+    # SkyRL names none, and peft would take its own for this kind of model
+    if not config.get("target_modules"):
         with safe_open(folder / ADAPTER_FILES[1], "pt") as file:
-            names = [name.split(".lora_")[0].rpartition(".")[2] for name in file.keys() if ".lora_" in name]  # noqa: SIM118
+            names = [
+                name.split(".lora_")[0].rpartition(".")[2]
+                for name in file.keys()  # noqa: SIM118
+                if ".lora_" in name
+            ]
         known["target_modules"] = sorted(set(names))
     write_json(folder / ADAPTER_FILES[0], config | known)
 
@@ -265,13 +299,21 @@ Scored = tuple[tuple[int, ...], tuple[Path, ...], float]
 
 
 class ServiceSampler:
-    """Samples from an adapter on a service. Choices are scored there and drawn here; texts are sampled there.
+    """Samples from an adapter on a service. Choices are scored there and drawn here; texts are
+    sampled there.
 
-    The requests of one turn of the event loop are one request to the service; later ones do not wait for its answer.
+    The requests of one turn of the event loop are one request to the service; later ones do not
+    wait for its answer.
     """
 
     def __init__(
-        self, adapter: ServiceAdapter, tokenizer: Any, role: str | None, context: int | None, vocabulary: int, url: str
+        self,
+        adapter: ServiceAdapter,
+        tokenizer: Any,
+        role: str | None,
+        context: int | None,
+        vocabulary: int,
+        url: str,
     ) -> None:
         self.adapter, self.tokenizer, self.role, self.url = adapter, tokenizer, role, url
         self.context, self.vocabulary = context or 2**20, vocabulary
@@ -284,13 +326,18 @@ class ServiceSampler:
     async def sample(self, ask: SampleRequest) -> SampleOutput:
         """What the model says.
 
-        Raises CheckpointError, ConfigError: it cannot be asked like this, or answers with what no model says.
-        GoneError: the service is away for too long.
+        Raises CheckpointError, ConfigError: it cannot be asked like this, or answers with what no
+        model says. GoneError: the service is away for too long.
         """
         check_embedded(self.tokenizer, ask.prompt_ids, self.vocabulary)
-        refuse(ask.separately, "a policy that scores each choice alone cannot be on a training service")
+        refuse(
+            ask.separately, "a policy that scores each choice alone cannot be on a training service"
+        )
         if len(ask.prompt_ids) + ask.depth > self.context:
-            text = f"the policy's prompt is {len(ask.prompt_ids)} tokens, but its model reads {self.context}"
+            text = (
+                f"the policy's prompt is {len(ask.prompt_ids)} tokens, but its model reads"
+                f" {self.context}"
+            )
             return SampleOutput(version=self.version, too_long=text)
         if ask.labels:
             version = self.version
@@ -305,14 +352,22 @@ class ServiceSampler:
     async def _write(self, ask: SampleRequest) -> SampleOutput:
         refuse(
             bool(ask.truncation) and ask.temperature > 0,
-            f"{self.url} returns log-probabilities from before truncation; leave out --top-p, --top-k and --min-p",
+            (
+                f"{self.url} returns log-probabilities from before truncation; leave out --top-p,"
+                " --top-k and --min-p"
+            ),
         )
         refuse(
             ask.temperature not in (0, 1),
-            f"{self.url} returns log-probabilities of temperature 1; leave out --temperature {ask.temperature:g}",
+            (
+                f"{self.url} returns log-probabilities of temperature 1; leave out --temperature"
+                f" {ask.temperature:g}"
+            ),
         )
         limit = min(ask.max_new_tokens, self.context - len(ask.prompt_ids))
-        text = checks.text(await self.adapter.write(ask, limit), ask.stop_ids, limit, self.vocabulary, self.url)
+        text = checks.text(
+            await self.adapter.write(ask, limit), ask.stop_ids, limit, self.vocabulary, self.url
+        )
         self.tokens += len(ask.prompt_ids) + len(text.token_ids)
         return SampleOutput(text.token_ids, text.logprobs, version=self.version)
 
@@ -363,7 +418,9 @@ class ServiceSampler:
             self._asked.pop(key).set_result(row)
 
 
-async def loaded(service: TrainingService, base: str, rank: int, seed: int, state: str | None) -> ServiceAdapter:
+async def loaded(
+    service: TrainingService, base: str, rank: int, seed: int, state: str | None
+) -> ServiceAdapter:
     """An adapter on `base` with the weights that were saved at `state`, or new ones."""
     adapter = await service.adapter(base, rank, seed)
     if state:
@@ -372,7 +429,9 @@ async def loaded(service: TrainingService, base: str, rank: int, seed: int, stat
 
 
 def sampler_of(adapter: ServiceAdapter, source: str, role: str | None, url: str) -> ServiceSampler:
-    """The sampler of `adapter`, whose tokenizer and config are those of `source`, a folder or a hub id."""
+    """The sampler of `adapter`, whose tokenizer and config are those of `source`, a folder or a hub
+    id.
+    """
     tokenizer = load_tokenizer(source)
     vocabulary = getattr(config_of(source), "vocab_size", None) or len(tokenizer)
     return ServiceSampler(adapter, tokenizer, role, context_of(source), vocabulary, url)
@@ -381,8 +440,8 @@ def sampler_of(adapter: ServiceAdapter, source: str, role: str | None, url: str)
 def open_saved(checkpoint: str, role: str) -> ServiceSampler | None:
     """The sampler of a checkpoint whose weights are on a training service; None if they are not.
 
-    Raises CheckpointError: it was trained for another role, or the service does not have its weights any more.
-    GoneError: the service is away.
+    Raises CheckpointError: it was trained for another role, or the service does not have its
+    weights any more. GoneError: the service is away.
     """
     record = model_facts(FilePath(checkpoint)).get(SERVICE) if looks_local(checkpoint) else None
     if record is None:
@@ -407,4 +466,6 @@ def base_on_service(names: Sequence[str], wanted: str, given: str, url: str) -> 
     listed = ", ".join(list(names)[:8]) or "no model"
     if given:
         raise ConfigError(f"--service-model {given}: {url} has {listed}; name one of these")
-    raise ConfigError(f"{url} has {listed}, not {wanted}; start it with that, or name it as --service-model NAME")
+    raise ConfigError(
+        f"{url} has {listed}, not {wanted}; start it with that, or name it as --service-model NAME"
+    )

@@ -1,7 +1,9 @@
-"""Training services that speak the Tinker API, by its client: Thinking Machines' own, or SkyRL's on one's own machines.
+"""Training services that speak the Tinker API, by its client: Thinking Machines' own, or SkyRL's on
+one's own machines.
 
-What a service does with a loss is part of its API only for the hosted one: the sum over all tokens. SkyRL on JAX takes
-the mean over a row's tokens, and then over rows. Which of the two it is, is measured before the first step.
+What a service does with a loss is part of its API only for the hosted one: the sum over all tokens.
+SkyRL on JAX takes the mean over a row's tokens, and then over rows. Which of the two it is, is
+measured before the first step.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ NO_KEY = "tml-none"
 HEALTH_S = 20.0
 """Seconds in which a service must say that it is there, when a command starts."""
 SUM, MEAN = "sum", "mean"
-"""How a service adds up the tokens of a loss: all of them, or the means over rows of the means over a row's tokens."""
+"""How a service adds up the tokens of a loss: all of them, or the means over rows of the means over
+a row's tokens.
+"""
 CLOSE = 0.05
 """Relative difference up to which two norms of gradients are taken for equal."""
 
@@ -39,7 +43,8 @@ Value = TypeVar("Value")
 class TinkerService:
     """The service at `url`; "" is the hosted one.
 
-    Raises ConfigError: its client is not installed, or there is no key for the hosted one. GoneError: it is away.
+    Raises ConfigError: its client is not installed, or there is no key for the hosted one.
+    GoneError: it is away.
     """
 
     def __init__(self, url: str, settings: ServiceSettings) -> None:
@@ -49,7 +54,10 @@ class TinkerService:
             raise ConfigError('--engine tinker needs its client; pip install "reflectkit[tinker]"')
         key = header_text(KEY)
         if not url and not key:
-            raise ConfigError(f"--engine tinker: set {KEY} for the hosted service, or give tinker:URL for your own")
+            raise ConfigError(
+                f"--engine tinker: set {KEY} for the hosted service, or give tinker:URL for your"
+                " own"
+            )
         if url:
             self._see_health(url)
         os.environ.setdefault("TINKER_TELEMETRY", "0")
@@ -68,7 +76,9 @@ class TinkerService:
         except (httpx2.HTTPError, OSError) as error:
             raise self.gone(error) from None
         if status != 200:
-            raise ConfigError(f"{url} is no training service (status {status} of /api/v1/healthz); see --engine")
+            raise ConfigError(
+                f"{url} is no training service (status {status} of /api/v1/healthz); see --engine"
+            )
 
     async def models(self) -> list[str]:
         """The names of its bases."""
@@ -77,20 +87,30 @@ class TinkerService:
         return [model.model_name for model in listed.supported_models]
 
     async def adapter(self, base: str, rank: int, seed: int) -> ServiceAdapter:
-        """A new LoRA adapter. Raises ConfigError if the service has no place for it, or not for this rank."""
+        """A new LoRA adapter. Raises ConfigError if the service has no place for it, or not for
+        this rank.
+        """
         client = await self._connected()
         try:
             made = await self.wait(
-                in_thread(lambda: client.create_lora_training_client(base, rank, seed % 2**31, train_unembed=False))
+                in_thread(
+                    lambda: client.create_lora_training_client(
+                        base, rank, seed % 2**31, train_unembed=False
+                    )
+                )
             )
         except RefusedByServiceError as error:
-            raise ConfigError(f"{self.url} gives no LoRA adapter of rank {rank} on {base}: {error.reason}") from None
+            raise ConfigError(
+                f"{self.url} gives no LoRA adapter of rank {rank} on {base}: {error.reason}"
+            ) from None
         return TinkerAdapter(self, made)
 
     async def writer(self, base: str) -> ServiceAdapter:
         """The base itself, which only writes."""
         client = await self._connected()
-        return TinkerAdapter(self, None, await self.wait(in_thread(client.create_sampling_client, None, base)))
+        return TinkerAdapter(
+            self, None, await self.wait(in_thread(client.create_sampling_client, None, base))
+        )
 
     @property
     def client(self) -> Any:
@@ -103,7 +123,9 @@ class TinkerService:
         return self._client
 
     async def wait(self, answer: Awaitable[Value]) -> Value:
-        """What the service answers. Raises GoneError if it takes too long, and RefusedByServiceError."""
+        """What the service answers. Raises GoneError if it takes too long, and
+        RefusedByServiceError.
+        """
         import tinker
 
         try:
@@ -111,8 +133,8 @@ class TinkerService:
         except TimeoutError:
             limit = self.settings.service_timeout_s
             raise GoneError(
-                f"{self.url} has not answered for {limit:g} s (--service-timeout-s); see what it does, then run the"
-                " same again"
+                f"{self.url} has not answered for {limit:g} s (--service-timeout-s); see what it"
+                " does, then run the same again"
             ) from None
         except tinker.APIConnectionError as error:
             raise self.gone(error) from None
@@ -122,7 +144,9 @@ class TinkerService:
     def gone(self, error: Exception) -> GoneError:
         """The error for a service that is away."""
         why = redacted(str(error)) or type(error).__name__
-        return GoneError(f"{self.url} does not answer ({why}); start the service, then run the same again")
+        return GoneError(
+            f"{self.url} does not answer ({why}); start the service, then run the same again"
+        )
 
 
 class RefusedByServiceError(ReflectkitError):
@@ -130,14 +154,15 @@ class RefusedByServiceError(ReflectkitError):
 
     def __init__(self, url: str, reason: str) -> None:
         super().__init__(
-            f"{url} refused a request ({reason}); run the same again, which goes on from the last checkpoint"
+            f"{url} refused a request ({reason}); run the same again, which goes on from the last"
+            " checkpoint"
         )
         self.reason = reason
 
 
 class TinkerAdapter:
-    """A LoRA adapter on a service. client: of training; None for a base. writer: what samples texts; None: made of the
-    present weights when it is needed.
+    """A LoRA adapter on a service. client: of training; None for a base. writer: what samples
+    texts; None: made of the present weights when it is needed.
     """
 
     def __init__(self, service: TinkerService, client: Any, writer: Any = None) -> None:
@@ -154,10 +179,13 @@ class TinkerAdapter:
         return [list(output["logprobs"].data) for output in answer.loss_fn_outputs[: len(rows)]]
 
     async def backward(
-        self, rows: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], slopes: Sequence[Sequence[float]]
+        self,
+        rows: Sequence[Sequence[int]],
+        logprobs: Sequence[Sequence[float]],
+        slopes: Sequence[Sequence[float]],
     ) -> list[list[float]]:
-        """See `ServiceAdapter`. The loss is importance sampling from the present weights: its gradient is that of the
-        sum of advantages times log-probabilities.
+        """See `ServiceAdapter`. The loss is importance sampling from the present weights: its
+        gradient is that of the sum of advantages times log-probabilities.
         """
         if not self.reduction:
             self.reduction = await self._measured_reduction()
@@ -181,14 +209,20 @@ class TinkerAdapter:
         slopes: Sequence[Sequence[float]],
         reduction: str,
     ) -> list[Any]:
-        """Rows for the client whose advantages are `slopes`, so scaled that the service's loss is a sum over tokens."""
+        """Rows for the client whose advantages are `slopes`, so scaled that the service's loss is a
+        sum over tokens.
+        """
         filled = self._filled(rows)
         data = []
         for number, row in enumerate(filled):
             is_row = number < len(rows)
             scale = len(filled) * (len(row) - 1) if reduction == MEAN else 1
-            advantages = [-scale * slope for slope in slopes[number]] if is_row else [0.0] * (len(row) - 1)
-            data.append(_datum(row, list(logprobs[number if is_row else len(rows) - 1]), advantages))
+            advantages = (
+                [-scale * slope for slope in slopes[number]] if is_row else [0.0] * (len(row) - 1)
+            )
+            data.append(
+                _datum(row, list(logprobs[number if is_row else len(rows) - 1]), advantages)
+            )
         return data
 
     async def clipped_backward(
@@ -229,7 +263,10 @@ class TinkerAdapter:
         import tinker
 
         parameters = tinker.types.SamplingParams(
-            max_tokens=limit, seed=ask.seed % 2**31, stop=sorted(ask.stop_ids), temperature=ask.temperature
+            max_tokens=limit,
+            seed=ask.seed % 2**31,
+            stop=sorted(ask.stop_ids),
+            temperature=ask.temperature,
         )
         prompt = tinker.types.ModelInput.from_ints(list(ask.prompt_ids))
         writer = await self._present_writer()
@@ -246,21 +283,31 @@ class TinkerAdapter:
         try:
             await self._wait(self.client.load_state_with_optimizer(path))
         except RefusedByServiceError as error:
-            raise CheckpointError(f"{self.service.url} does not give out {path} ({error.reason})") from None
+            raise CheckpointError(
+                f"{self.service.url} does not give out {path} ({error.reason})"
+            ) from None
         self._writer = None
 
     async def archive(self) -> bytes:
-        """The present weights as a .tar.gz of peft's two files. Raises ConfigError if the service keeps them."""
+        """The present weights as a .tar.gz of peft's two files. Raises ConfigError if the service
+        keeps them.
+        """
         saved = await self._wait(self.client.save_weights_for_sampler("reflectkit-export"))
         run, _, name = saved.path.removeprefix("tinker://").partition("/")
         try:
             client = self.service.client.create_rest_client()
-            answer = await self._wait(client.get_checkpoint_archive_url(run, name.rpartition("/")[2]))
-            async with httpx2.AsyncClient(timeout=self.service.settings.service_timeout_s, trust_env=False) as http:
+            answer = await self._wait(
+                client.get_checkpoint_archive_url(run, name.rpartition("/")[2])
+            )
+            async with httpx2.AsyncClient(
+                timeout=self.service.settings.service_timeout_s, trust_env=False
+            ) as http:
                 response = await http.get(answer.url)
             response.raise_for_status()
         except (RefusedByServiceError, httpx2.HTTPError) as error:
-            raise ConfigError(f"{self.service.url} does not give out {saved.path} ({redacted(str(error))})") from None
+            raise ConfigError(
+                f"{self.service.url} does not give out {saved.path} ({redacted(str(error))})"
+            ) from None
         return bytes(response.content)
 
     async def close(self) -> None:
@@ -269,7 +316,10 @@ class TinkerAdapter:
             return
         import tinker
 
-        holder, request = self.client.holder, tinker.types.UnloadModelRequest(model_id=self.client.model_id)
+        holder, request = (
+            self.client.holder,
+            tinker.types.UnloadModelRequest(model_id=self.client.model_id),
+        )
 
         async def unload() -> None:
             pools = type(holder).aclient.__globals__["ClientConnectionPoolType"]
@@ -294,8 +344,9 @@ class TinkerAdapter:
         return self._writer
 
     async def _measured_reduction(self) -> str:
-        """How the service adds up tokens, from the norms of two gradients: of a row, and of two longer ones that begin
-        with it and have the same slopes. No weight changes. A service that tells no norm is taken to take the sum.
+        """How the service adds up tokens, from the norms of two gradients: of a row, and of two
+        longer ones that begin with it and have the same slopes. No weight changes. A service that
+        tells no norm is taken to take the sum.
         """
         before = await self.save("reflectkit-before-first-step")
         short = (1, 2, 3, 4, 5, 6)
@@ -316,8 +367,9 @@ class TinkerAdapter:
             if abs(two / one / ratio - 1) <= CLOSE:
                 return reduction
         raise ConfigError(
-            f"{self.service.url} adds up gradients in a way that is not known (two rows have {two / one:.3g} times the"
-            " gradient of one), so nothing was trained; use another backend of the service"
+            f"{self.service.url} adds up gradients in a way that is not known (two rows have"
+            f" {two / one:.3g} times the gradient of one), so nothing was trained; use another"
+            " backend of the service"
         )
 
     def _filled(self, rows: Sequence[Sequence[int]]) -> list[Sequence[int]]:
@@ -331,7 +383,9 @@ class TinkerAdapter:
         return await self.service.wait(asyncio.wrap_future(concurrent))
 
 
-def _datum(row: Sequence[int], logprobs: list[float] | None = None, advantages: list[float] | None = None) -> Any:
+def _datum(
+    row: Sequence[int], logprobs: list[float] | None = None, advantages: list[float] | None = None
+) -> Any:
     """A row for the client: all tokens but the last are read, and all but the first are predicted."""
     import tinker
 
@@ -343,4 +397,6 @@ def _datum(row: Sequence[int], logprobs: list[float] | None = None, advantages: 
         inputs["weights"] = column([1.0] * (len(row) - 1))
     else:
         inputs |= {"logprobs": column(logprobs), "advantages": column(advantages or [])}
-    return tinker.types.Datum(model_input=tinker.types.ModelInput.from_ints(list(row[:-1])), loss_fn_inputs=inputs)
+    return tinker.types.Datum(
+        model_input=tinker.types.ModelInput.from_ints(list(row[:-1])), loss_fn_inputs=inputs
+    )

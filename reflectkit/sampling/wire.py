@@ -1,6 +1,8 @@
-"""JSON over HTTP to an inference server: a deadline for each request, and patience with a server that is busy or away.
+"""JSON over HTTP to an inference server: a deadline for each request, and patience with a server
+that is busy or away.
 
-Only the address that was given is called: redirects are not followed, and no proxy of the environment is used.
+Only the address that was given is called: redirects are not followed, and no proxy of the
+environment is used.
 """
 
 from __future__ import annotations
@@ -47,8 +49,9 @@ class _TransientError(Exception):
 class Wire:
     """Requests to `url`, from any number of event loops.
 
-    timeout_s: for a whole request. patience_s: how long the server may be away. connections: most requests at once, in
-    each event loop. pause_s: before the second try; it doubles up to `LONGEST_PAUSE_S`.
+    timeout_s: for a whole request. patience_s: how long the server may be away. connections: most
+    requests at once, in each event loop. pause_s: before the second try; it doubles up to
+    `LONGEST_PAUSE_S`.
     """
 
     def __init__(
@@ -61,13 +64,20 @@ class Wire:
         connections: int,
         pause_s: float = 0.25,
     ) -> None:
-        self.url, self.timeout_s, self.patience_s, self.pause_s = url, timeout_s, patience_s, pause_s
+        self.url, self.timeout_s, self.patience_s, self.pause_s = (
+            url,
+            timeout_s,
+            patience_s,
+            pause_s,
+        )
         self.connections = connections
         self.retries = 0
         """Number of requests that were sent again."""
         self._key = header_text(key_name)
         self._answered = time.monotonic()
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[httpx2.AsyncClient, asyncio.Semaphore]]
+        self._clients: WeakKeyDictionary[
+            asyncio.AbstractEventLoop, tuple[httpx2.AsyncClient, asyncio.Semaphore]
+        ]
         self._clients = WeakKeyDictionary()
 
     async def get(self, path: str, *, patient: bool = True) -> Any:
@@ -75,19 +85,30 @@ class Wire:
         return await self._request("GET", path, None, patient, (500, 501))
 
     async def post(
-        self, path: str, body: Mapping[str, Any], *, patient: bool = True, final: tuple[int, ...] = ()
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        patient: bool = True,
+        final: tuple[int, ...] = (),
     ) -> Any:
         """The JSON value, or the text, that the server answers to `body`.
 
-        patient: whether to wait for a server that is away. final: statuses that are not tried again, like 4xx.
+        patient: whether to wait for a server that is away. final: statuses that are not tried
+        again, like 4xx.
 
-        Raises RefusedError: status 4xx except 408 and 429, or a `final` one. EnvironmentFailure: this request fails
-        though the server answers others. GoneError: the server is away.
+        Raises RefusedError: status 4xx except 408 and 429, or a `final` one. EnvironmentFailure:
+        this request fails though the server answers others. GoneError: the server is away.
         """
         return await self._request("POST", path, body, patient, final)
 
     async def _request(
-        self, method: str, path: str, body: Mapping[str, Any] | None, patient: bool, final: tuple[int, ...]
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        patient: bool,
+        final: tuple[int, ...],
     ) -> Any:
         started, tries, alone = time.monotonic(), 0, 0
         while True:
@@ -100,16 +121,23 @@ class Wire:
             if not patient or away_s >= self.patience_s:
                 waited = f" for {away_s:.0f} s" if patient else ""
                 raise GoneError(
-                    f"{self.url} does not answer{waited} ({failure}); start the server, then run the same again"
+                    f"{self.url} does not answer{waited} ({failure}); start the server, then"
+                    " run the same again"
                 )
             alone += self._answered > started  # it answers other requests
             if alone >= TRIES:
-                raise EnvironmentFailure(f"{self.url}{path} failed {tries} times, the last time with: {failure}")
+                raise EnvironmentFailure(
+                    f"{self.url}{path} failed {tries} times, the last time with: {failure}"
+                )
             self.retries += 1
-            pause_s = min(self.pause_s * 2 ** (tries - 1), LONGEST_PAUSE_S) if wait_s is None else wait_s
+            pause_s = (
+                min(self.pause_s * 2 ** (tries - 1), LONGEST_PAUSE_S) if wait_s is None else wait_s
+            )
             await asyncio.sleep(min(pause_s, self.patience_s))
 
-    async def _try(self, method: str, path: str, body: Mapping[str, Any] | None, final: tuple[int, ...]) -> Any:
+    async def _try(
+        self, method: str, path: str, body: Mapping[str, Any] | None, final: tuple[int, ...]
+    ) -> Any:
         """The answer to one request. Raises _TransientError, RefusedError."""
         client, free = self._client()
         async with free:
@@ -143,16 +171,28 @@ class Wire:
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             headers = PLAIN | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
-            limits = httpx2.Limits(max_connections=self.connections, max_keepalive_connections=self.connections)
-            client = httpx2.AsyncClient(
-                headers=headers, timeout=None, limits=limits, follow_redirects=False, trust_env=False
+            limits = httpx2.Limits(
+                max_connections=self.connections, max_keepalive_connections=self.connections
             )
-            self._clients[loop] = client, asyncio.Semaphore(self.connections)  # waiting is not part of the deadline
+            client = httpx2.AsyncClient(
+                headers=headers,
+                timeout=None,
+                limits=limits,
+                follow_redirects=False,
+                trust_env=False,
+            )
+            # Waiting is not part of the deadline
+            self._clients[loop] = (
+                client,
+                asyncio.Semaphore(self.connections),
+            )
         return self._clients[loop]
 
 
 def _value(content: bytes) -> Any:
-    """The JSON value of a body, or its text where it is not JSON; keys are removed, since messages quote it."""
+    """The JSON value of a body, or its text where it is not JSON; keys are removed, since messages
+    quote it.
+    """
     text = masked(content.decode("utf-8", "replace"))
     try:
         return json.loads(text)

@@ -1,5 +1,5 @@
-"""Advantages: plain numbers, which every process computes over the whole batch, so that baselines and deviations do not
-depend on the number of processes.
+"""Advantages: plain numbers, which every process computes over the whole batch, so that baselines
+and deviations do not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
     return returns
 
 
-def generalised_advantages(rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float) -> list[float]:
-    """A_t = delta_t + gamma * lam * A_{t+1}, with delta_t = r_t + gamma * V_{t+1} - V_t (GAE, arXiv 1506.02438, eq.
-    16).
+def generalised_advantages(
+    rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float
+) -> list[float]:
+    """A_t = delta_t + gamma * lam * A_{t+1}, with delta_t = r_t + gamma * V_{t+1} - V_t (GAE, arXiv
+    1506.02438, eq. 16).
 
-    values: the critic's value at each step of one episode. lam: 1 uses full returns, 0 one-step TD errors.
+    values: the critic's value at each step of one episode. lam: 1 uses full returns, 0 one-step TD
+    errors.
 
     >>> generalised_advantages([1.0, 2.0], [0.5, 1.0], 1.0, 0.0)
     [1.5, 1.0]
@@ -47,12 +50,15 @@ def generalised_advantages(rewards: Sequence[float], values: Sequence[float], ga
     return advantages
 
 
-def leave_one_out(returns: Sequence[Sequence[float]], groups: Sequence[Hashable]) -> list[list[float]]:
-    """Each return-to-go minus the mean of the group's *other* episodes at the same step; episodes that have ended count
-    0.
+def leave_one_out(
+    returns: Sequence[Sequence[float]], groups: Sequence[Hashable]
+) -> list[list[float]]:
+    """Each return-to-go minus the mean of the group's *other* episodes at the same step; episodes
+    that have ended count 0.
 
-    At the first step that is RLOO (arXiv 2402.14740, eq. 6). An episode alone in its group, e.g. because its siblings
-    were aborted, has nothing to be compared with: its values are 0, see `lone`.
+    At the first step that is RLOO (arXiv 2402.14740, eq. 6). An episode alone in its group, e.g.
+    because its siblings were aborted, has nothing to be compared with: its values are 0, see
+    `lone`.
 
     >>> leave_one_out([[1.0, 1.0], [2.0], [6.0, 5.0]], ["a", "a", "a"])
     [[-3.0, -1.5], [-1.5], [4.5, 4.5]]
@@ -65,8 +71,13 @@ def leave_one_out(returns: Sequence[Sequence[float]], groups: Sequence[Hashable]
             result.append([0.0] * len(row))
             continue
         others = len(rows) - 1
-        sums = [math.fsum(other[step] for other in rows if step < len(other)) for step in range(len(row))]
-        result.append([value - (total - value) / others for value, total in zip(row, sums, strict=True)])
+        sums = [
+            math.fsum(other[step] for other in rows if step < len(other))
+            for step in range(len(row))
+        ]
+        result.append(
+            [value - (total - value) / others for value, total in zip(row, sums, strict=True)]
+        )
     return result
 
 
@@ -82,11 +93,12 @@ def lone(groups: Sequence[Hashable]) -> frozenset[Hashable]:
 def group_relative(
     scores: Sequence[float], groups: Sequence[Hashable], scale: bool
 ) -> tuple[list[float], frozenset[Hashable]]:
-    """Each score minus its group's mean, divided by the group's standard deviation with `scale` (GRPO, arXiv
-    2402.03300, section 4.1).
+    """Each score minus its group's mean, divided by the group's standard deviation with `scale`
+    (GRPO, arXiv 2402.03300, section 4.1).
 
-    Without `scale` it is Dr. GRPO's (arXiv 2503.20783). Uses the sample standard deviation (n - 1). Returns the
-    advantages, all 0 in a group without spread, and the set of those groups; groups of one are among them.
+    Without `scale` it is Dr. GRPO's (arXiv 2503.20783). Uses the sample standard deviation (n - 1).
+    Returns the advantages, all 0 in a group without spread, and the set of those groups; groups of
+    one are among them.
 
     >>> group_relative([1.0, 3.0, 5.0, 5.0], ["a", "a", "b", "b"], scale=False)
     ([-1.0, 1.0, 0.0, 0.0], frozenset({'b'}))
@@ -126,12 +138,16 @@ Numbers = list[list[float]]
 
 @dataclass(frozen=True)
 class Rollouts:
-    """The episodes of one update. `Numbers` about them are in the order of `fresh` and then `replayed`."""
+    """The episodes of one update. `Numbers` about them are in the order of `fresh` and then
+    `replayed`.
+    """
 
     fresh: Sequence[Trajectory]
     """Episodes that the current policy played."""
     replayed: Sequence[Trajectory] = ()
-    """Episodes from the replay buffer. They were selected for success, so baselines and deviations leave them out."""
+    """Episodes from the replay buffer. They were selected for success, so baselines and deviations
+    leave them out.
+    """
     values: Sequence[Sequence[float]] = ()
     """The critic's value of each decision, by episode; empty without a critic."""
     gamma: float = 1.0
@@ -142,7 +158,10 @@ class Rollouts:
     @cached_property
     def rewards(self) -> Numbers:
         """The reward of each decision."""
-        return [[turn.reward for turn in trajectory.turns] for trajectory in (*self.fresh, *self.replayed)]
+        return [
+            [turn.reward for turn in trajectory.turns]
+            for trajectory in (*self.fresh, *self.replayed)
+        ]
 
     @cached_property
     def returns(self) -> Numbers:
@@ -155,8 +174,8 @@ class Rollouts:
         return [trajectory.group for trajectory in self.fresh]
 
     def scaled(self, advantages: Numbers, dropped: Collection[Hashable] = ()) -> Numbers:
-        """`advantages` divided by the standard deviation over the fresh episodes that are trained on; unchanged without
-        `normalize`.
+        """`advantages` divided by the standard deviation over the fresh episodes that are trained
+        on; unchanged without `normalize`.
         """
         if not self.normalize:
             return advantages
@@ -173,8 +192,8 @@ class Estimates:
     returns: Numbers
     """The critic's targets; recorded but unused without a critic."""
     dropped: frozenset[Hashable] | None = None
-    """Groups that are not trained on, since their episodes are all alike or only one is left; None if the algorithm
-    never drops any.
+    """Groups that are not trained on, since their episodes are all alike or only one is left; None
+    if the algorithm never drops any.
     """
 
 
@@ -183,17 +202,24 @@ def with_baseline(rollouts: Rollouts, baseline: str) -> Estimates:
     if baseline == "leave-one-out":
         dropped = lone(rollouts.groups)
         return Estimates(
-            rollouts.scaled(leave_one_out(rollouts.returns, rollouts.groups), dropped), rollouts.returns, dropped
+            rollouts.scaled(leave_one_out(rollouts.returns, rollouts.groups), dropped),
+            rollouts.returns,
+            dropped,
         )
     fresh = [value for row in rollouts.returns[: len(rollouts.fresh)] for value in row]
     mean = math.fsum(fresh) / max(1, len(fresh)) if baseline == "batch" else 0.0
-    return Estimates(rollouts.scaled([[value - mean for value in row] for row in rollouts.returns]), rollouts.returns)
+    return Estimates(
+        rollouts.scaled([[value - mean for value in row] for row in rollouts.returns]),
+        rollouts.returns,
+    )
 
 
 def with_critic(rollouts: Rollouts, lam: float) -> Estimates:
     """Generalised advantages. The critic's targets are the unscaled advantages plus its values."""
     pairs = list(zip(rollouts.rewards, rollouts.values, strict=True))
-    advantages = [generalised_advantages(rewards, values, rollouts.gamma, lam) for rewards, values in pairs]
+    advantages = [
+        generalised_advantages(rewards, values, rollouts.gamma, lam) for rewards, values in pairs
+    ]
     targets = [
         [advantage + value for advantage, value in zip(row, values, strict=True)]
         for row, (_, values) in zip(advantages, pairs, strict=True)
@@ -202,11 +228,12 @@ def with_critic(rollouts: Rollouts, lam: float) -> Estimates:
 
 
 def within_groups(rollouts: Rollouts, compared: str, state_weight: float) -> Estimates:
-    """Group-relative advantages, for rollouts without replayed episodes. The only episode left of a group is dropped,
-    also where its steps differ.
+    """Group-relative advantages, for rollouts without replayed episodes. The only episode left of a
+    group is dropped, also where its steps differ.
 
-    compared: the episodes' returns ("episode"), the steps' returns-to-go ("step") or the steps' own rewards ("own",
-    Mem-α). state_weight: weight of a second comparison, among the group's steps from the same state; 0: none.
+    compared: the episodes' returns ("episode"), the steps' returns-to-go ("step") or the steps' own
+    rewards ("own", Mem-α). state_weight: weight of a second comparison, among the group's steps
+    from the same state; 0: none.
     """
     returns, groups = rollouts.returns, rollouts.groups
     if compared == "episode":
@@ -214,29 +241,48 @@ def within_groups(rollouts: Rollouts, compared: str, state_weight: float) -> Est
         relative, dropped = group_relative(first, groups, rollouts.normalize)
         advantages = [[value] * len(row) for value, row in zip(relative, returns, strict=True)]
     else:
-        scores = returns if compared == "step" else [_own_rewards(trajectory) for trajectory in rollouts.fresh]
-        owners: list[Hashable] = [group for group, row in zip(groups, returns, strict=True) for _ in row]
+        scores = (
+            returns
+            if compared == "step"
+            else [_own_rewards(trajectory) for trajectory in rollouts.fresh]
+        )
+        owners: list[Hashable] = [
+            group for group, row in zip(groups, returns, strict=True) for _ in row
+        ]
         advantages, dropped = _steps_relative(scores, owners, rollouts.normalize)
     if state_weight > 0:
+        # Their order may be shuffled
         states = [
-            (group, turn.observation.text, tuple(sorted(turn.observation.choices)))  # their order may be shuffled
+            (
+                group,
+                turn.observation.text,
+                tuple(sorted(turn.observation.choices)),
+            )
             for group, trajectory in zip(groups, rollouts.fresh, strict=True)
             for turn in trajectory.turns
         ]
         locally, _ = _steps_relative(returns, states, rollouts.normalize)
         advantages = [  # GiGPO, arXiv 2505.10978, eq. 8
-            [advantage + state_weight * local for advantage, local in zip(row, local_row, strict=True)]
+            [
+                advantage + state_weight * local
+                for advantage, local in zip(row, local_row, strict=True)
+            ]
             for row, local_row in zip(advantages, locally, strict=True)
         ]
         dropped -= {group for group, row in zip(groups, advantages, strict=True) if any(row)}
     alone = lone(groups)
-    advantages = [[0.0] * len(row) if group in alone else row for group, row in zip(groups, advantages, strict=True)]
+    advantages = [
+        [0.0] * len(row) if group in alone else row
+        for group, row in zip(groups, advantages, strict=True)
+    ]
     return Estimates(advantages, returns, dropped | alone)
 
 
-def _steps_relative(scores: Numbers, groups: Sequence[Hashable], scale: bool) -> tuple[Numbers, frozenset[Hashable]]:
-    """Each step's score relative to those of all steps in its group, given each step's group; and groups without
-    spread.
+def _steps_relative(
+    scores: Numbers, groups: Sequence[Hashable], scale: bool
+) -> tuple[Numbers, frozenset[Hashable]]:
+    """Each step's score relative to those of all steps in its group, given each step's group; and
+    groups without spread.
     """
     relative, flat = group_relative([value for row in scores for value in row], groups, scale)
     left = iter(relative)
@@ -244,7 +290,12 @@ def _steps_relative(scores: Numbers, groups: Sequence[Hashable], scale: bool) ->
 
 
 def _own_rewards(trajectory: Trajectory) -> list[float]:
-    """Each step's own reward plus the reward that all steps share; the last step's reward includes it already."""
+    """Each step's own reward plus the reward that all steps share; the last step's reward includes
+    it already.
+    """
     shared = trajectory.turns[-1].info.get("shared_reward", 0.0) if trajectory.turns else 0.0
     last = len(trajectory.turns) - 1
-    return [turn.reward + (0.0 if number == last else shared) for number, turn in enumerate(trajectory.turns)]
+    return [
+        turn.reward + (0.0 if number == last else shared)
+        for number, turn in enumerate(trajectory.turns)
+    ]

@@ -1,7 +1,7 @@
 """The RL algorithms: each has its settings, its advantages and its loss, and a row of `ALGORITHMS`.
 
-An algorithm of your own needs no registration: write an `Algorithm` in a module and pass its dotted path,
-`rlft --algo package.module:NAME`.
+An algorithm of your own needs no registration: write an `Algorithm` in a module and pass its dotted
+path, `rlft --algo package.module:NAME`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,26 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from typing_extensions import override
 
-from reflectkit.config import Config, NoSettings, Rule, check_own_settings, chosen_by, flag, leaves, non_default, option
+from reflectkit.config import (
+    Config,
+    NoSettings,
+    Rule,
+    check_own_settings,
+    chosen_by,
+    flag,
+    leaves,
+    non_default,
+    option,
+)
 from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.registry import code_files, module_of, resolve
-from reflectkit.train.advantages import Estimates, Rollouts, with_baseline, with_critic, within_groups
+from reflectkit.train.advantages import (
+    Estimates,
+    Rollouts,
+    with_baseline,
+    with_critic,
+    within_groups,
+)
 from reflectkit.train.losses import TrainedTokens, clipped_loss, weighted_loss
 from reflectkit.types import Trajectory
 
@@ -34,16 +50,19 @@ class Algorithm(Generic[Own]):
     """How rlft learns from the episodes of an update."""
 
     settings: type[Own]
-    """A `Config`: the algorithm's own settings, which become flags. `option` gives a field a help text. A subclass of
-    CriticSettings means that the algorithm trains a critic.
+    """A `Config`: the algorithm's own settings, which become flags. `option` gives a field a help
+    text. A subclass of CriticSettings means that the algorithm trains a critic.
     """
     estimate: Callable[[Rollouts, Own], Estimates]
     """The advantage, and the critic's target, of each decision."""
     loss: Callable[[TrainedTokens, Own], torch.Tensor]
-    """The loss of each trained token, in the shape of `logprob_N`; the learner averages, and adds entropy bonus and KL.
+    """The loss of each trained token, in the shape of `logprob_N`; the learner averages, and adds
+    entropy bonus and KL.
     """
     compares_groups: Callable[[Own], bool] = lambda settings: False
-    """Whether episodes of the same problem are compared with each other; replayed episodes are then not allowed."""
+    """Whether episodes of the same problem are compared with each other; replayed episodes are then
+    not allowed.
+    """
     group_size: int = 1
     """Episodes of each problem unless --group-size is given."""
     summary: str = ""
@@ -53,14 +72,21 @@ class Algorithm(Generic[Own]):
 class CriticSettings(Config):
     """Settings of an algorithm with a critic."""
 
-    critic: Literal["auto", "linear", "mlp"] = option("auto", help="Critic head: linear or mlp; auto means linear.")
+    critic: Literal["auto", "linear", "mlp"] = option(
+        "auto", help="Critic head: linear or mlp; auto means linear."
+    )
     critic_trunk: Literal["detached", "shared", "separate"] = option(
         "detached",
-        help="Critic trunk: the policy's without training it (detached) or with (shared), or a separate copy.",
+        help=(
+            "Critic trunk: the policy's without training it (detached) or with (shared), or a"
+            " separate copy."
+        ),
     )
     critic_rate: float = option(5e-3, help="Learning rate of the critic.", gt=0)
     value_clip: float = option(
-        0.0, help="Clip range of the critic's values around those at sampling time; 0: no clipping.", ge=0
+        0.0,
+        help="Clip range of the critic's values around those at sampling time; 0: no clipping.",
+        ge=0,
     )
 
     @property
@@ -77,8 +103,8 @@ class ReinforceSettings(Config):
 
     baseline: Literal["none", "batch", "leave-one-out"] = option(
         "batch",
-        help="Baseline subtracted from the returns: none, batch (their mean) or leave-one-out (the mean of the group's"
-        " others; a group with one episode left is dropped).",
+        help="Baseline subtracted from the returns: none, batch (their mean) or leave-one-out (the"
+        " mean of the group's others; a group with one episode left is dropped).",
     )
 
 
@@ -99,7 +125,10 @@ class PpoSettings(CriticSettings):
 
     gae_lambda: float = option(
         1.0,
-        help="GAE's λ: 1 uses full returns, 0 one-step TD errors; 0.95 by default for choices with --model.",
+        help=(
+            "GAE's λ: 1 uses full returns, 0 one-step TD errors; 0.95 by default for choices with"
+            " --model."
+        ),
         ge=0,
         le=1,
     )
@@ -121,17 +150,24 @@ class GrpoSettings(Config):
 
     advantages: Literal["episode", "step", "own"] | None = option(
         None,
-        help="What is compared in a group: episode (returns), step (returns-to-go) or own (each step's own reward);"
-        " default: own in memory, as in Mem-α, else episode.",
+        help="What is compared in a group: episode (returns), step (returns-to-go) or own (each"
+        " step's own reward); default: own in memory, as in Mem-α, else episode.",
     )
     step_groups: float = option(
-        0.0, help="Weight of a second comparison, among a group's steps from the same state (GiGPO); 0: off.", ge=0
+        0.0,
+        help=(
+            "Weight of a second comparison, among a group's steps from the same state (GiGPO); 0:"
+            " off."
+        ),
+        ge=0,
     )
 
 
 GRPO = Algorithm(
     GrpoSettings,
-    lambda rollouts, settings: within_groups(rollouts, settings.advantages or "episode", settings.step_groups),
+    lambda rollouts, settings: within_groups(
+        rollouts, settings.advantages or "episode", settings.step_groups
+    ),
     lambda tokens, settings: clipped_loss(tokens),
     compares_groups=lambda settings: True,
     group_size=8,
@@ -149,14 +185,20 @@ NONE = Algorithm(
 )
 
 
-ALGORITHMS: dict[str, Algorithm[Any]] = {"reinforce": REINFORCE, "ppo": PPO, "grpo": GRPO, "none": NONE}
+ALGORITHMS: dict[str, Algorithm[Any]] = {
+    "reinforce": REINFORCE,
+    "ppo": PPO,
+    "grpo": GRPO,
+    "none": NONE,
+}
 
 
 @cache
 def algorithm(name: str) -> Algorithm[Any]:
     """The algorithm called `name`, or the one at the dotted path `name`.
 
-    Raises UnknownNameError: there is none. ConfigError: it is not an Algorithm, or its settings cannot be flags.
+    Raises UnknownNameError: there is none. ConfigError: it is not an Algorithm, or its settings
+    cannot be flags.
     """
     chosen = resolve("algorithm", name, ALGORITHMS)
     if not isinstance(chosen, Algorithm):
@@ -166,7 +208,9 @@ def algorithm(name: str) -> Algorithm[Any]:
 
 
 _SUMMARIES = ", ".join(f"{name} ({row.summary})" for name, row in ALGORITHMS.items())
-_GROUP_SIZES = ", ".join(f"{row.group_size} for {name}" for name, row in ALGORITHMS.items() if row.group_size > 1)
+_GROUP_SIZES = ", ".join(
+    f"{row.group_size} for {name}" for name, row in ALGORITHMS.items() if row.group_size > 1
+)
 
 
 class AlgorithmConfig(Config):
@@ -175,52 +219,80 @@ class AlgorithmConfig(Config):
     name: str = option(
         "grpo",
         name="algo",
-        help=f"{_SUMMARIES}; or your own as package.module:NAME. Default: grpo, but ppo for choices with --model, that"
-        " is, without SFT.",
+        help=f"{_SUMMARIES}; or your own as package.module:NAME. Default: grpo, but ppo for choices"
+        " with --model, that is, without SFT.",
         essential=True,
     )
-    settings: Any = chosen_by("name", settings=lambda name: algorithm(name).settings, names=lambda: ALGORITHMS)
-    gamma: float = option(1.0, help="Discount factor; the paper uses 1.", ge=0, le=1)
-    normalize: bool = option(True, help="Divide advantages by their standard deviation over the batch or the group.")
-    group_size: int = option(
-        0, help=f"Episodes of each drawn problem; 0: {_GROUP_SIZES}, otherwise 1.", ge=0, essential=True
+    settings: Any = chosen_by(
+        "name", settings=lambda name: algorithm(name).settings, names=lambda: ALGORITHMS
     )
-    clip: float = option(0.2, help="PPO clip range; reinforce caps its importance weights at 1 + this.", gt=0)
+    gamma: float = option(1.0, help="Discount factor; the paper uses 1.", ge=0, le=1)
+    normalize: bool = option(
+        True, help="Divide advantages by their standard deviation over the batch or the group."
+    )
+    group_size: int = option(
+        0,
+        help=f"Episodes of each drawn problem; 0: {_GROUP_SIZES}, otherwise 1.",
+        ge=0,
+        essential=True,
+    )
+    clip: float = option(
+        0.2, help="PPO clip range; reinforce caps its importance weights at 1 + this.", gt=0
+    )
     clip_high: float = option(
-        0.0, help="Upper end of the PPO clip range, e.g. 0.28 (clip-higher); 0: that of --clip.", ge=0
+        0.0,
+        help="Upper end of the PPO clip range, e.g. 0.28 (clip-higher); 0: that of --clip.",
+        ge=0,
     )
     mask: Literal["none", "token", "sequence", "geometric"] = option(
         "none",
         name="off_policy_mask",
-        help="Leave out of the loss what is too far from the policy that sampled it: each token, or rows by the product"
-        " (sequence) or, with negative advantages, the geometric mean of their ratios.",
+        help="Leave out of the loss what is too far from the policy that sampled it: each token, or"
+        " rows by the product (sequence) or, with negative advantages, the geometric mean of their"
+        " ratios.",
     )
     mask_ratio: float = option(
-        3.0, help="Limit of --off-policy-mask: a ratio of policy to sampler; for geometric, its inverse.", gt=1
+        3.0,
+        help=(
+            "Limit of --off-policy-mask: a ratio of policy to sampler; for geometric, its inverse."
+        ),
+        gt=1,
     )
-    epochs: int = option(1, help="Passes over each batch; 4 by default for choices with --model.", ge=1)
+    epochs: int = option(
+        1, help="Passes over each batch; 4 by default for choices with --model.", ge=1
+    )
     target_kl: float = option(
         0.0,
-        help="KL divergence from the sampling policy that an update is to have: the learning rate adapts, and at twice"
-        " this divergence the update ends; 0: neither. Default for PPO with --policy: 0.01.",
+        help="KL divergence from the sampling policy that an update is to have: the learning rate"
+        " adapts, and at twice this divergence the update ends; 0: neither. Default for PPO with"
+        " --policy: 0.01.",
         ge=0,
     )
     minibatch: int = option(
-        512, help="Rows per gradient step, over all processes; 128 by default for choices with --model.", ge=1
+        512,
+        help=(
+            "Rows per gradient step, over all processes; 128 by default for choices with --model."
+        ),
+        ge=1,
     )
     loss_mean: Literal["token", "row"] = option(
-        "token", help="Average the loss over all tokens (token), or over each row and then over rows (row)."
+        "token",
+        help=(
+            "Average the loss over all tokens (token), or over each row and then over rows (row)."
+        ),
     )
     entropy: float = option(
         0.02, name="entropy_coef", help="Weight of the entropy bonus, over the legal actions.", ge=0
     )
     novelty: float = option(
         0.0,
-        help="Weight of the advantage of states that were rarely seen, which fades to 0 in the first half of the"
-        " updates; 0.5 by default for random weights.",
+        help="Weight of the advantage of states that were rarely seen, which fades to 0 in the first"
+        " half of the updates; 0.5 by default for random weights.",
         ge=0,
     )
-    kl: float = option(0.0, name="kl_coef", help="Weight of the KL divergence from the starting policy.", ge=0)
+    kl: float = option(
+        0.0, name="kl_coef", help="Weight of the KL divergence from the starting policy.", ge=0
+    )
     replay_size: int = option(
         0, help="Successful episodes kept for replay, importance-weighted; the paper uses 50.", ge=0
     )
@@ -244,7 +316,9 @@ class AlgorithmConfig(Config):
 
     @property
     def code_files(self) -> list[Path]:
-        """The files of an algorithm of the user's own: inputs of a run, so that an edit makes a new one."""
+        """The files of an algorithm of the user's own: inputs of a run, so that an edit makes a new
+        one.
+        """
         return code_files([] if self.name in ALGORITHMS else [module_of(self.name)])
 
     @property
@@ -268,7 +342,8 @@ class AlgorithmConfig(Config):
         replayed: Sequence[Trajectory] = (),
         values: Sequence[Sequence[float]] = (),
     ) -> Estimates:
-        """Advantages and critic targets of the decisions of `fresh` and then `replayed`, none of them ABORTED.
+        """Advantages and critic targets of the decisions of `fresh` and then `replayed`, none of
+        them ABORTED.
 
         values: the critic's value of each decision; empty without a critic.
 
@@ -277,7 +352,9 @@ class AlgorithmConfig(Config):
         rollouts = Rollouts(fresh, replayed, values, self.gamma, self.normalize)
         estimates = algorithm(self.name).estimate(rollouts, self.settings)
         if not isinstance(estimates, Estimates):
-            raise ReflectkitError(f"the algorithm's estimate must return Estimates, not {type(estimates).__name__}")
+            raise ReflectkitError(
+                f"the algorithm's estimate must return Estimates, not {type(estimates).__name__}"
+            )
         decisions = [len(row) for row in rollouts.rewards]
         numbers = {
             name: [[float(value) for value in row] for row in getattr(estimates, name)]
@@ -286,7 +363,9 @@ class AlgorithmConfig(Config):
         for name, rows in numbers.items():
             finite = all(math.isfinite(value) for row in rows for value in row)
             if [len(row) for row in rows] != decisions or not finite:
-                raise ReflectkitError(f"the algorithm's {name} must be one finite number per decision, by episode")
+                raise ReflectkitError(
+                    f"the algorithm's {name} must be one finite number per decision, by episode"
+                )
         return Estimates(numbers["advantages"], numbers["returns"], estimates.dropped)
 
     def loss(self, tokens: TrainedTokens) -> torch.Tensor:
@@ -296,9 +375,12 @@ class AlgorithmConfig(Config):
         """
         loss_N = algorithm(self.name).loss(tokens, self.settings)
         logprob_N = tokens.logprob_N
-        if getattr(loss_N, "shape", None) != logprob_N.shape or logprob_N.requires_grad > loss_N.requires_grad:
+        if (
+            getattr(loss_N, "shape", None) != logprob_N.shape
+            or logprob_N.requires_grad > loss_N.requires_grad
+        ):
             raise ReflectkitError(
-                "the algorithm's loss must be one number per trained token, in the shape of tokens.logprob_N and with a"
-                " gradient to it"
+                "the algorithm's loss must be one number per trained token, in the shape of"
+                " tokens.logprob_N and with a gradient to it"
             )
         return loss_N

@@ -1,7 +1,9 @@
-"""Trajectories to training rows, from the tokens that were sampled; nothing is decoded and tokenised again.
+"""Trajectories to training rows, from the tokens that were sampled; nothing is decoded and
+tokenised again.
 
-A choice is a row of its own. For text, a turn whose prompt extends the row's tokens is appended to it, with the env's
-tokens masked; a prompt that was rebuilt starts a new row. ABORTED episodes give no rows.
+A choice is a row of its own. For text, a turn whose prompt extends the row's tokens is appended to
+it, with the env's tokens masked; a prompt that was rebuilt starts a new row. ABORTED episodes give
+no rows.
 """
 
 from __future__ import annotations
@@ -14,7 +16,11 @@ from reflectkit.types import Comment, Decision, Sample, Status, Trajectory, Turn
 
 def trainable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """The trajectories to train on: not ABORTED, and with at least one decision."""
-    return [trajectory for trajectory in trajectories if trajectory.status is not Status.ABORTED and trajectory.turns]
+    return [
+        trajectory
+        for trajectory in trajectories
+        if trajectory.status is not Status.ABORTED and trajectory.turns
+    ]
 
 
 def rows(
@@ -28,11 +34,12 @@ def rows(
     taught: bool = False,
     rewarded: bool = True,
 ) -> list[Sample]:
-    """The rows of `trajectories`, given the advantages, returns and, with a critic, values of their decisions.
+    """The rows of `trajectories`, given the advantages, returns and, with a critic, values of their
+    decisions.
 
-    labels_of: the tokens of each choice's label, by the choices of an observation. taught: whether comments that the
-    policy did not read are distilled into it. rewarded: whether the advantages matter; if not, rows from which nothing
-    is distilled are left out.
+    labels_of: the tokens of each choice's label, by the choices of an observation. taught: whether
+    comments that the policy did not read are distilled into it. rewarded: whether the advantages
+    matter; if not, rows from which nothing is distilled are left out.
     """
     samples: list[Sample] = []
     for number, trajectory in enumerate(trajectories):
@@ -51,12 +58,16 @@ def rows(
             if row is None or turn.observation.choices or not row.is_extended_by(turn):
                 if row is not None:
                     samples.append(row.sample(trajectory.group, replayed))
-                row = RowBuilder(labels_of[turn.observation.choices] if turn.observation.choices else ())
+                row = RowBuilder(
+                    labels_of[turn.observation.choices] if turn.observation.choices else ()
+                )
             row.write(turn.decision, advantages[number][step], returns[number][step], value)
         if row is not None:
             samples.append(row.sample(trajectory.group, replayed))
     if not taught:
-        samples = [replace(sample, commented=()) if sample.commented else sample for sample in samples]
+        samples = [
+            replace(sample, commented=()) if sample.commented else sample for sample in samples
+        ]
     if rewarded:
         return samples
     return [replace(sample, only_distilled=True) for sample in samples if sample.commented]
@@ -69,13 +80,17 @@ def commented_row(sample: Sample, decision: int) -> Sample:
         written, trained = sample.tokens[sample.start :], 1
     else:
         written = tuple(
-            token for token, number in zip(sample.tokens, sample.decisions, strict=True) if number == decision
+            token
+            for token, number in zip(sample.tokens, sample.decisions, strict=True)
+            if number == decision
         )
         trained = len(written)
     mask = (0,) * len(prompt) + (1,) * trained + (0,) * (len(written) - trained)
     zeros = (0.0,) * len(mask)
     numbers = tuple(flag - 1 for flag in mask)
-    return Sample((*prompt, *written), mask, numbers, zeros, zeros, zeros, (), sample.choices, sample.group_id)
+    return Sample(
+        (*prompt, *written), mask, numbers, zeros, zeros, zeros, (), sample.choices, sample.group_id
+    )
 
 
 class RowBuilder:
@@ -87,14 +102,24 @@ class RowBuilder:
         self.mask: list[int] = []
         self.decisions: list[int] = []
         self.commented: list[tuple[int, ...]] = []
-        self.columns: tuple[list[float], ...] = ([], [], [], [])  # logprobs, advantages, returns, values
+        # Logprobs, advantages, returns, values
+        self.columns: tuple[list[float], ...] = (
+            [],
+            [],
+            [],
+            [],
+        )
         self.valued = True
 
     def is_extended_by(self, turn: Turn) -> bool:
         """Whether `turn`'s prompt starts with the row's tokens so far."""
-        return not self.choices and list(turn.decision.prompt_ids[: len(self.tokens)]) == self.tokens
+        return (
+            not self.choices and list(turn.decision.prompt_ids[: len(self.tokens)]) == self.tokens
+        )
 
-    def write(self, decision: Decision | Comment, advantage: float, target: float, value: float | None) -> None:
+    def write(
+        self, decision: Decision | Comment, advantage: float, target: float, value: float | None
+    ) -> None:
         """Append the new part of the prompt, masked, and the tokens of `decision`."""
         new = decision.prompt_ids[len(self.tokens) :]
         written = len(decision.logprobs)
@@ -104,7 +129,12 @@ class RowBuilder:
         self.mask += [0] * len(new) + [1] * written + [0] * rest
         self.decisions += [-1] * len(new) + [len(self.commented)] * written + [-1] * rest
         self.commented.append(decision.hint_prompt_ids if isinstance(decision, Decision) else ())
-        numbers = (decision.logprobs, [advantage] * written, [target] * written, [value or 0.0] * written)
+        numbers = (
+            decision.logprobs,
+            [advantage] * written,
+            [target] * written,
+            [value or 0.0] * written,
+        )
         for column, part in zip(self.columns, numbers, strict=True):
             column += [0.0] * len(new) + list(part) + [0.0] * rest
 

@@ -1,4 +1,6 @@
-"""Build, the second of rlft's four steps: the `Trainer` of an `RLRun`, at its start or from a checkpoint."""
+"""Build, the second of rlft's four steps: the `Trainer` of an `RLRun`, at its start or from a
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ from reflectkit.models.checkpoint_metadata import (
     model_facts,
 )
 from reflectkit.models.hub import same_model
-from reflectkit.models.load import LoadedModel, averaged_player, load_pair, load_player, starting_player, with_adapter
+from reflectkit.models.load import (
+    LoadedModel,
+    averaged_player,
+    load_pair,
+    load_player,
+    starting_player,
+    with_adapter,
+)
 from reflectkit.models.processor import dtype_advice
 from reflectkit.models.refs import ModelKind
 from reflectkit.models.scoring import logits_at_once
@@ -71,7 +80,9 @@ def chat_comments(run: RLRun, folder: Path, progress: Progress) -> Iterator[Chat
         yield None
         return
     temperature = run.config.reflector.temperature
-    with client_at(run.config.chat, run.endpoint, folder / JOURNAL, temperature=temperature) as client:
+    with client_at(
+        run.config.chat, run.endpoint, folder / JOURNAL, temperature=temperature
+    ) as client:
         client.report(progress)
         yield ChatReflector(client)
         for note in client.notes:
@@ -81,9 +92,11 @@ def chat_comments(run: RLRun, folder: Path, progress: Progress) -> Iterator[Chat
 def resumed_trainer(
     run: RLRun, current: Run, processes: Processes, progress: Progress, chat: CommentSource | None
 ) -> Trainer:
-    """The trainer: resumed from the latest undamaged checkpoint of run `current`, from --resume-from, or at its start.
+    """The trainer: resumed from the latest undamaged checkpoint of run `current`, from
+    --resume-from, or at its start.
 
-    chat: a chat model that comments. Raises CheckpointError, and ConfigError for models that cannot be trained.
+    chat: a chat model that comments. Raises CheckpointError, and ConfigError for models that cannot
+    be trained.
     """
     origin = run.config.resume_from
 
@@ -105,7 +118,8 @@ def resumed_trainer(
         except CheckpointError as error:
             is_earlier_state = place != places[0] or origin is not None
             progress.news(
-                f"{error}; {'resuming from an earlier state' if is_earlier_state else 'training starts anew'}"
+                f"{error};"
+                f" {'resuming from an earlier state' if is_earlier_state else 'training starts anew'}"
             )
 
     # 2. From a checkpoint of another run
@@ -115,7 +129,10 @@ def resumed_trainer(
         _check_prompt_version(origin, f"start anew with --policy {origin}")
         trainer = resumed(origin)
         if trainer.step >= run.config.max_steps:
-            raise ConfigError(f"{origin} is after {pluralize(trainer.step, 'update')}; raise --max-steps above that")
+            raise ConfigError(
+                f"{origin} is after {pluralize(trainer.step, 'update')}; raise --max-steps above"
+                " that"
+            )
         return trainer
 
     # 3. At its start
@@ -123,15 +140,16 @@ def resumed_trainer(
 
 
 def _check_prompt_version(place: Path, fix: str) -> None:
-    """Raises OtherSettingsError if the run that wrote checkpoint `place` read another version of the prompts.
+    """Raises OtherSettingsError if the run that wrote checkpoint `place` read another version of
+    the prompts.
 
     fix: how to train without it.
     """
     version = model_facts(place).get("prompts", 0)
     if version != PROMPT_VERSION:
         raise checkpoint.OtherSettingsError(
-            f"{place} was trained on version {version} of the prompts and cannot go on with version {PROMPT_VERSION};"
-            f" evaluate it as it is, or {fix}"
+            f"{place} was trained on version {version} of the prompts and cannot go on with version"
+            f" {PROMPT_VERSION}; evaluate it as it is, or {fix}"
         )
 
 
@@ -145,8 +163,8 @@ def build_trainer(
 ) -> Trainer:
     """A trainer whose players are those of checkpoint `place`, or else the ones to start from.
 
-    chat: a chat model that comments. earlier_steps: see `TrainerConfig`. Raises CheckpointError, and ConfigError for
-    models that cannot be trained.
+    chat: a chat model that comments. earlier_steps: see `TrainerConfig`. Raises CheckpointError,
+    and ConfigError for models that cannot be trained.
     """
     config, distill = run.config, run.config.distill
     if config.engine.remote:
@@ -165,14 +183,21 @@ def build_trainer(
         "gradient_checkpointing": config.gradient_checkpointing,
     }
     needs_start = config.algo.kl or (distill.weight and not distill.ema)
-    start = starting_player(policy, run.policy.text, bool(config.lora.r), device) if needs_start else None
+    start = (
+        starting_player(policy, run.policy.text, bool(config.lora.r), device)
+        if needs_start
+        else None
+    )
 
     # 2. The learner of the policy
     critic_config = config.algo.critic
     critic, rates = None, dict[str, Any]()
     if critic_config is not None:
         unseen = "the critic reads a state without its choices, which the policy scores alone"
-        refuse(policy.answer == SCORE, f"--algo {config.algo.name}: {unseen}; use --algo grpo or reinforce")
+        refuse(
+            policy.answer == SCORE,
+            f"--algo {config.algo.name}: {unseen}; use --algo grpo or reinforce",
+        )
         critic = Critic(policy, critic_config.head, critic_config.critic_trunk, config.run.seed)
         rates = {"critic_rate": critic_config.critic_rate, "value_clip": critic_config.value_clip}
     settings = Settings(
@@ -190,7 +215,9 @@ def build_trainer(
     # 3. The sampler of its actions
     scorer, team = (learner.scorer, processes) if processes.sharded else (None, None)
     watch = None if critic is None else learner.observe
-    opening = Opening(str(place or run.policy), device, policy, scorer=scorer, team=team, watch=watch)
+    opening = Opening(
+        str(place or run.policy), device, policy, scorer=scorer, team=team, watch=watch
+    )
     sampler = config.sampler.open_policy(opening)
 
     # 4. Who comments, and the trainer of a reflector that learns
@@ -200,16 +227,31 @@ def build_trainer(
         commentator = TeacherComments()
     elif run.reflector is not None and chat is None:
         training = config.reflector_training
-        opened = config.sampler.open_reflector(run.reflector.text, device, reflector_model, frozen=not training.every)
-        commentator = reflector_of(opened, run.reflector.facts, run.reflector.text, config.reflector.temperature)
-        is_typed = "asks a typed reflector, whose answers are neither trained nor drawn; leave it out"
+        opened = config.sampler.open_reflector(
+            run.reflector.text, device, reflector_model, frozen=not training.every
+        )
+        commentator = reflector_of(
+            opened, run.reflector.facts, run.reflector.text, config.reflector.temperature
+        )
+        is_typed = (
+            "asks a typed reflector, whose answers are neither trained nor drawn; leave it out"
+        )
         typed = isinstance(commentator, TypedReflector)
         refuse(typed and training.every, f"--train-reflector {training.every} {is_typed}")
         refuse(typed and config.reflector.temperature, f"--reflect-temperature {is_typed}")
         if training.every and reflector_model is not None:
             reflector_trainer = _reflector_trainer(run, reflector_model, device, memory, progress)
 
-    trainer = _trainer(run, learner, sampler, commentator, policy.answer, earlier_steps, processes, reflector_trainer)
+    trainer = _trainer(
+        run,
+        learner,
+        sampler,
+        commentator,
+        policy.answer,
+        earlier_steps,
+        processes,
+        reflector_trainer,
+    )
     if config.recorded is not None:
         trainer.recorded = _tokenised(run.problems.recorded, trainer.agent, config.recorded)
     return trainer
@@ -276,7 +318,9 @@ def _trainer(
         distill,
         earlier_steps,
     )
-    return Trainer(trainer_config, agent, learner, processes=processes, reflector_trainer=reflector_trainer)
+    return Trainer(
+        trainer_config, agent, learner, processes=processes, reflector_trainer=reflector_trainer
+    )
 
 
 def _service_trainer(
@@ -286,24 +330,34 @@ def _service_trainer(
     place: Path | None,
     earlier_steps: tuple[int, ...],
 ) -> Trainer:
-    """A trainer whose policy is on a training service; see `build_trainer`. `checkpoint.restore` loads its weights."""
+    """A trainer whose policy is on a training service; see `build_trainer`. `checkpoint.restore`
+    loads its weights.
+    """
     config = run.config
-    budget = chat.client.budget if isinstance(chat, ChatReflector) else Budget(config.chat.max_cost_usd)
+    budget = (
+        chat.client.budget if isinstance(chat, ChatReflector) else Budget(config.chat.max_cost_usd)
+    )
     meter = Meter(config.engine.settings.prices, budget)
     service = MeteredService(open_service(config.engine.name, config.engine.settings), meter)
 
-    # 1. The base on the service, and the adapter that learns; a policy that was trained there is loaded
+    # 1. The base on the service, and the adapter that learns; a policy that was trained there is
+    # loaded
     record = dict(run.policy.facts.get(SERVICE) or {})
     names = run_sync(service.models())
     base = base_on_service(
-        names, record.get("base") or run.policy.text, config.engine.settings.service_model, service.url
+        names,
+        record.get("base") or run.policy.text,
+        config.engine.settings.service_model,
+        service.url,
     )
     rank = int(record.get("rank") or config.lora.r)
     seed = config.run.seed
     state = record.get("state") if place is None else None
     adapter = RememberingAdapter(run_sync(loaded(service, base, rank, seed, state)))
     progress.news(f"{service.url}: a LoRA adapter of rank {rank} on {base}")
-    start = run_sync(loaded(service, base, rank, seed, record.get("state"))) if config.algo.kl else None
+    start = (
+        run_sync(loaded(service, base, rank, seed, record.get("state"))) if config.algo.kl else None
+    )
 
     # 2. The learner and the sampler of the policy
     source = run.policy.text
@@ -314,7 +368,12 @@ def _service_trainer(
         tokenizer,
         source,
         Settings(**_policy_settings(config)),
-        {"engine": config.engine.name, "rows": config.engine.settings.service_rows, "base": base, "rank": rank},
+        {
+            "engine": config.engine.name,
+            "rows": config.engine.settings.service_rows,
+            "base": base,
+            "rank": rank,
+        },
         role=role,
         answer=answer,
         start=start,
@@ -340,14 +399,22 @@ def _service_trainer(
     return trainer
 
 
-def _service_reflector(run: RLRun, service: TrainingService, names: Sequence[str]) -> Sampler | None:
-    """The sampler of a reflector that is on the service: an adapter that was trained there, or a base; else None."""
+def _service_reflector(
+    run: RLRun, service: TrainingService, names: Sequence[str]
+) -> Sampler | None:
+    """The sampler of a reflector that is on the service: an adapter that was trained there, or a
+    base; else None.
+    """
     reflector = run.reflector
     if reflector is None or not reflector.has_weights:
         return None
     record, source = dict(reflector.facts.get(SERVICE) or {}), reflector.text
     if record:
-        adapter = run_sync(loaded(service, record["base"], int(record["rank"]), run.config.run.seed, record["state"]))
+        adapter = run_sync(
+            loaded(
+                service, record["base"], int(record["rank"]), run.config.run.seed, record["state"]
+            )
+        )
     elif any(same_model(name, source) for name in names):
         adapter = run_sync(service.writer(next(name for name in names if same_model(name, source))))
     else:
@@ -355,17 +422,26 @@ def _service_reflector(run: RLRun, service: TrainingService, names: Sequence[str
     return sampler_of(adapter, source, check_role(source, "reflection"), service.url)
 
 
-def _tokenised(trajectories: Sequence[Trajectory], agent: TwoPlayerAgent, source: Path) -> list[Trajectory]:
+def _tokenised(
+    trajectories: Sequence[Trajectory], agent: TwoPlayerAgent, source: Path
+) -> list[Trajectory]:
     """Recorded decisions with the tokens of the options that were taken. source: their file.
 
-    Raises DataError if the policy of `agent` reads them as other tokens than the one that made them.
+    Raises DataError if the policy of `agent` reads them as other tokens than the one that made
+    them.
     """
     tokenised: list[Trajectory] = []
     for trajectory in trajectories:
         (turn,) = trajectory.turns
         decision, labels = turn.decision, agent.labels(turn.observation.choices)
         if agent.prompt(turn.observation, None) != decision.prompt_ids:
-            raise DataError(source, f"{trajectory.task.id}: the --policy reads the prompt as other tokens; use its own")
+            raise DataError(
+                source,
+                (
+                    f"{trajectory.task.id}: the --policy reads the prompt as other tokens; use its"
+                    " own"
+                ),
+            )
         assert isinstance(decision.action, int)
         taken = replace(decision, token_ids=labels[decision.action])
         tokenised.append(replace(trajectory, turns=(replace(turn, decision=taken),)))
@@ -375,7 +451,9 @@ def _tokenised(trajectories: Sequence[Trajectory], agent: TwoPlayerAgent, source
 def _reflector_trainer(
     run: RLRun, model: LoadedModel, device: str, memory: dict[str, Any], progress: Progress
 ) -> ReflectorTrainer:
-    """The trainer of the reflector `model`. memory: what its passes may take, as settings of a learner."""
+    """The trainer of the reflector `model`. memory: what its passes may take, as settings of a
+    learner.
+    """
     algo, training = run.config.algo, run.config.reflector_training
     settings = Settings(
         **_optimizer_settings(run.config.optim, training.learning_rate),
@@ -402,7 +480,9 @@ def _optimizer_settings(optim: OptimizerConfig, rate: float) -> dict[str, Any]:
     }
 
 
-def _load_models(run: RLRun, place: Path | None, device: str) -> tuple[LoadedModel, LoadedModel | None]:
+def _load_models(
+    run: RLRun, place: Path | None, device: str
+) -> tuple[LoadedModel, LoadedModel | None]:
     """The policy, and the reflector where this process holds it. place: a checkpoint of training."""
     config = run.config
     policy_source, reflector_source = str(place or run.policy), None
@@ -411,7 +491,11 @@ def _load_models(run: RLRun, place: Path | None, device: str) -> tuple[LoadedMod
         if config.reflector_training.every and place is not None:
             reflector_source = str(place / REFLECTOR_FOLDER)
 
-    options: Any = {"device": device, "dtype": config.policy.dtype or None, "quantize": config.policy.quantize or None}
+    options: Any = {
+        "device": device,
+        "dtype": config.policy.dtype or None,
+        "quantize": config.policy.quantize or None,
+    }
     reflector: LoadedModel | None = None
     if config.reflector.share_base and reflector_source is not None:
         policy, reflector = load_pair(policy_source, reflector_source, **options)
@@ -445,7 +529,11 @@ def plan(run: RLRun, processes: Processes, progress: Progress) -> Report:
     learner, agent = trainer.learner, trainer.agent
     assert isinstance(learner, LocalLearner)
     reflector = getattr(agent.reflector and agent.reflector.sampler, "player", None)
-    frozen = (learner.critic, reflector and reflector.model, learner.reference and learner.reference.copy)
+    frozen = (
+        learner.critic,
+        reflector and reflector.model,
+        learner.reference and learner.reference.copy,
+    )
     chooses = config.env.kind.action_kind(config.env.settings) == "choice" and not agent.thinks
     return plan_report(
         "rlft",
@@ -454,6 +542,9 @@ def plan(run: RLRun, processes: Processes, progress: Progress) -> Report:
         learner.max_tokens,
         0 if chooses else logits_at_once(learner.player.model, learner.max_tokens),
         recompute=config.gradient_checkpointing,
-        tokens={"tokens_a_pass": learner.max_tokens, "episodes": config.max_steps * config.episodes},
+        tokens={
+            "tokens_a_pass": learner.max_tokens,
+            "episodes": config.max_steps * config.episodes,
+        },
         stop_tokens=() if chooses else agent.dialogue.stop_tokens,
     )

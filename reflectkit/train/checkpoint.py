@@ -1,9 +1,9 @@
-"""A training checkpoint: the policy as a model folder, plus the state that training needs to resume exactly. Where the
-reflector learns too, it is a model folder in that folder.
+"""A training checkpoint: the policy as a model folder, plus the state that training needs to resume
+exactly. Where the reflector learns too, it is a model folder in that folder.
 
-Random states need no saving: every stream is derived from the seed and the step, and dropout is off. A checkpoint is
-written to a temporary folder and renamed, with a checksum of every file. It has only JSON and safetensors files, so
-opening one runs no code.
+Random states need no saving: every stream is derived from the seed and the step, and dropout is
+off. A checkpoint is written to a temporary folder and renamed, with a checksum of every file. It
+has only JSON and safetensors files, so opening one runs no code.
 """
 
 from __future__ import annotations
@@ -45,11 +45,18 @@ class OtherSettingsError(CheckpointError):
     """The checkpoint belongs to a run with other settings."""
 
 
-def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Mapping[str, Any], keep: int = 2) -> Path:
-    """Write `folder/checkpoint-<step>` atomically, then remove all but the last `keep` and the best. Returns its path.
-    All processes must call this; the first one writes.
+def save(
+    folder: Path,
+    trainer: Trainer,
+    settings: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    keep: int = 2,
+) -> Path:
+    """Write `folder/checkpoint-<step>` atomically, then remove all but the last `keep` and the
+    best. Returns its path. All processes must call this; the first one writes.
 
-    settings: the run's settings; only a run with the same ones resumes from it. facts: JSON values saved with the role.
+    settings: the run's settings; only a run with the same ones resumes from it. facts: JSON values
+    saved with the role.
     """
     curriculum, policy = trainer.curriculum, trainer.learner.state()
     reflector = trainer.reflector_trainer.learner if trainer.reflector_trainer is not None else None
@@ -62,26 +69,42 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         **policy.numbers,
     }
     if reflector_state is not None:
-        state |= {f"{REFLECTOR_NUMBERS}{name}": value for name, value in reflector_state.numbers.items()}
+        state |= {
+            f"{REFLECTOR_NUMBERS}{name}": value for name, value in reflector_state.numbers.items()
+        }
     target = folder / f"checkpoint-{trainer.step}"
 
     def write_state(staging: Path) -> None:
         tensors = dict(policy.tensors)
         if reflector is not None and reflector_state is not None:
-            tensors |= {f"{REFLECTOR_TENSORS}{name}": value for name, value in reflector_state.tensors.items()}
-            reflector_facts = {name: facts.get(name) for name in ("env", "prompts")} | {"step": trainer.step}
+            tensors |= {
+                f"{REFLECTOR_TENSORS}{name}": value
+                for name, value in reflector_state.tensors.items()
+            }
+            reflector_facts = {name: facts.get(name) for name in ("env", "prompts")} | {
+                "step": trainer.step
+            }
             reflector.save(staging / REFLECTOR_FOLDER, reflector_facts)
-        save_file({name: value.contiguous().clone() for name, value in tensors.items()}, staging / TENSORS)
-        write_text(staging / REPLAY, "".join(_json(to_json(trajectory)) + "\n" for trajectory in trainer.replay))
+        save_file(
+            {name: value.contiguous().clone() for name, value in tensors.items()}, staging / TENSORS
+        )
+        write_text(
+            staging / REPLAY,
+            "".join(_json(to_json(trajectory)) + "\n" for trajectory in trainer.replay),
+        )
         write_json(staging / NOVELTY, trainer.novelty.state())
-        write_text(staging / MEMO, _json(trainer.agent.reflector.memo if trainer.agent.reflector else {}))
+        write_text(
+            staging / MEMO, _json(trainer.agent.reflector.memo if trainer.agent.reflector else {})
+        )
         write_json(staging / STATE, state)
         seal(staging)
 
     trainer.learner.save(target, {**facts, "step": trainer.step}, write_state)
     if not trainer.processes.first:
         return target
-    intact = [path for path in checkpoints(folder) if int(path.name.rpartition("-")[2]) <= trainer.step]
+    intact = [
+        path for path in checkpoints(folder) if int(path.name.rpartition("-")[2]) <= trainer.step
+    ]
     best = best_checkpoint(intact)
     for old in intact[:-keep]:
         if old != best:
@@ -102,8 +125,8 @@ def settings_of(checkpoint: Path) -> dict[str, Any]:
 
 
 def restore(checkpoint: Path, trainer: Trainer) -> None:
-    """Restore the state of `trainer`, whose policy was loaded from `checkpoint`, after `check_settings` and `verify`.
-    Raises CheckpointError if the state does not fit.
+    """Restore the state of `trainer`, whose policy was loaded from `checkpoint`, after
+    `check_settings` and `verify`. Raises CheckpointError if the state does not fit.
     """
     try:
         state = read_json(checkpoint / STATE)
@@ -111,24 +134,41 @@ def restore(checkpoint: Path, trainer: Trainer) -> None:
         trainer.learner.load(LearnerState(state, tensors))
         if trainer.reflector_trainer is not None:
             numbers = part_of(state, REFLECTOR_NUMBERS)
-            trainer.reflector_trainer.learner.load(LearnerState(numbers, part_of(tensors, REFLECTOR_TENSORS)))
+            trainer.reflector_trainer.learner.load(
+                LearnerState(numbers, part_of(tensors, REFLECTOR_TENSORS))
+            )
         trainer.step = int(state["step"])
         trainer.counters = {name: int(value) for name, value in state["counters"].items()}
         trainer.curriculum.level = int(state["curriculum"]["level"])
         trainer.curriculum.rates = [float(rate) for rate in state["curriculum"]["rates"]]
         path = checkpoint / REPLAY
         if path.stat().st_size:
-            trainer.replay.add(from_json(Trajectory, row, path=path, line=line) for line, row in read_jsonl(path))
+            trainer.replay.add(
+                from_json(Trajectory, row, path=path, line=line) for line, row in read_jsonl(path)
+            )
         trainer.novelty.load(read_json(checkpoint / NOVELTY))
         memo = read_json(checkpoint / MEMO)
         if trainer.agent.reflector is not None:
             trainer.agent.reflector.memo = {str(key): str(value) for key, value in memo.items()}
-    except (DataError, SafetensorError, OSError, LookupError, ValueError, RuntimeError, TypeError) as error:
-        raise CheckpointError(f"{checkpoint}: the training state is damaged ({error}); delete this folder") from None
+    except (
+        DataError,
+        SafetensorError,
+        OSError,
+        LookupError,
+        ValueError,
+        RuntimeError,
+        TypeError,
+    ) as error:
+        raise CheckpointError(
+            f"{checkpoint}: the training state is damaged ({error}); delete this folder"
+        ) from None
 
 
-def check_settings(checkpoint: Path, settings: Mapping[str, Any], free: Collection[str] = ()) -> None:
-    """Raises OtherSettingsError, naming the differences, if `checkpoint` was made with other settings than these.
+def check_settings(
+    checkpoint: Path, settings: Mapping[str, Any], free: Collection[str] = ()
+) -> None:
+    """Raises OtherSettingsError, naming the differences, if `checkpoint` was made with other
+    settings than these.
 
     free: names of those that may differ.
     """
@@ -140,8 +180,8 @@ def check_settings(checkpoint: Path, settings: Mapping[str, Any], free: Collecti
     ]
     if differing:
         raise OtherSettingsError(
-            f"{checkpoint} was made with other settings: {'; '.join(differing)}; give the same, or start anew with"
-            " --policy"
+            f"{checkpoint} was made with other settings: {'; '.join(differing)}; give the same, or"
+            " start anew with --policy"
         )
 
 
@@ -151,7 +191,9 @@ def _json(value: object) -> str:
 
 
 def saved_critic(checkpoint: Path, player: LoadedModel) -> Critic | None:
-    """The critic that `checkpoint` holds, for its policy `player`; None if it has none, or none that can be read."""
+    """The critic that `checkpoint` holds, for its policy `player`; None if it has none, or none
+    that can be read.
+    """
     if not (checkpoint / TENSORS).is_file():
         return None
     try:

@@ -23,12 +23,12 @@ PREFIX = "critic."
 class Critic(nn.Module):
     """Predicts a value for each decision. Its last layer starts at 0, so the first values are 0.
 
-    Its output counts in standard deviations of the returns from their mean, both of the first update whose returns
-    differ. So a profit of 300 and a reward of 1 are learned alike.
+    Its output counts in standard deviations of the returns from their mean, both of the first
+    update whose returns differ. So a profit of 300 and a reward of 1 are learned alike.
 
-    head: "linear", or "mlp" (one hidden layer). trunk: "detached" reads the policy's last hidden state without training
-    the policy; "shared" trains the policy's trunk too; "separate" trains a copy of the trunk. seed: for the weights of
-    an mlp's first layer.
+    head: "linear", or "mlp" (one hidden layer). trunk: "detached" reads the policy's last hidden
+    state without training the policy; "shared" trains the policy's trunk too; "separate" trains a
+    copy of the trunk. seed: for the weights of an mlp's first layer.
     """
 
     mean: torch.Tensor
@@ -38,11 +38,16 @@ class Critic(nn.Module):
     knows_returns: torch.Tensor
     """Whether both are known."""
 
-    def __init__(self, player: LoadedModel, head: str = "linear", trunk: str = "detached", seed: int = 0) -> None:
+    def __init__(
+        self, player: LoadedModel, head: str = "linear", trunk: str = "detached", seed: int = 0
+    ) -> None:
         super().__init__()
         width = player.model.config.get_text_config().hidden_size
         adapter = hasattr(player.model, "peft_config") or player.quantize != "none"
-        whole = "--critic-trunk separate trains a full copy of the trunk, but the policy is an adapter; use detached"
+        whole = (
+            "--critic-trunk separate trains a full copy of the trunk, but the policy is an"
+            " adapter; use detached"
+        )
         refuse(trunk == "separate" and adapter, whole)
         self.trunk = trunk
         self.pad_id = player.pad_id
@@ -51,11 +56,19 @@ class Critic(nn.Module):
         nn.init.zeros_(last.bias)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed % 2**63)
-            self.head = last if head == "linear" else nn.Sequential(nn.Linear(width, width), nn.Tanh(), last)
+            self.head = (
+                last
+                if head == "linear"
+                else nn.Sequential(nn.Linear(width, width), nn.Tanh(), last)
+            )
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("deviation", torch.ones(()))
         self.register_buffer("knows_returns", torch.zeros((), dtype=torch.bool))
-        self.own_trunk = copy.deepcopy(trunk_of(player.model)).requires_grad_(True) if trunk == "separate" else None
+        self.own_trunk = (
+            copy.deepcopy(trunk_of(player.model)).requires_grad_(True)
+            if trunk == "separate"
+            else None
+        )
         self.to(next(player.model.parameters()).device)
 
     def forward(self, hidden_ND: torch.Tensor, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -64,11 +77,15 @@ class Critic(nn.Module):
             hidden_ND = self._read(self.own_trunk, prompts)
         elif self.trunk == "detached":
             hidden_ND = hidden_ND.detach()
-        outputs_N: torch.Tensor = self.head(hidden_ND.to(next(self.head.parameters()).dtype)).squeeze(-1)
+        outputs_N: torch.Tensor = self.head(
+            hidden_ND.to(next(self.head.parameters()).dtype)
+        ).squeeze(-1)
         return self.mean + self.deviation * outputs_N
 
     def see_returns(self, returns: Sequence[float]) -> None:
-        """Take the mean and the standard deviation of the first `returns` that differ, in units of reward."""
+        """Take the mean and the standard deviation of the first `returns` that differ, in units of
+        reward.
+        """
         differ = len(returns) > 0 and max(returns) - min(returns) > SPREAD
         if differ and not self.knows_returns:
             self.mean.fill_(fmean(returns))
@@ -84,7 +101,9 @@ class Critic(nn.Module):
 
     def _read(self, trunk: Any, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
         device = next(trunk.parameters()).device
-        hidden_NTD = trunk(input_ids=right_pad(prompts, self.pad_id, device), use_cache=False).last_hidden_state
+        hidden_NTD = trunk(
+            input_ids=right_pad(prompts, self.pad_id, device), use_cache=False
+        ).last_hidden_state
         ends = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
         last_ND: torch.Tensor = hidden_NTD[torch.arange(len(prompts), device=device), ends]
         return last_ND

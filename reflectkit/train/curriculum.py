@@ -1,4 +1,6 @@
-"""Which problems an update plays: the levels in their order, and the deck from which problems are drawn."""
+"""Which problems an update plays: the levels in their order, and the deck from which problems are
+drawn.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ WINDOW = 3  # updates over which the success rate is averaged to decide whether 
 
 @dataclass(frozen=True)
 class Level:
-    """One stage of the curriculum. make: a fresh env, its horizon included. max_concurrency: most envs at once. dealt:
-    the problems of each turn from 1, after `tasks` and as many; None: `tasks` again.
+    """One stage of the curriculum. make: a fresh env, its horizon included. max_concurrency: most
+    envs at once. dealt: the problems of each turn from 1, after `tasks` and as many; None: `tasks`
+    again.
     """
 
     name: str
@@ -32,15 +35,18 @@ class Curriculum:
 
     levels: int
     advance_at: float = 0.0
-    """A level ends once the mean success rate of its last WINDOW updates reaches this; 0: equal steps per level."""
+    """A level ends once the mean success rate of its last WINDOW updates reaches this; 0: equal
+    steps per level.
+    """
     level: int = 0
     """The current level, from 0."""
     rates: list[float] = field(default_factory=list)
     """Success rates of this level's latest updates."""
 
     def begin(self, step: int, steps: int) -> bool:
-        """To be called before update `step` (0 is the first) of `steps`; True if it starts a new level (other than the
-        first). It never goes back, also where training is continued with more steps.
+        """To be called before update `step` (0 is the first) of `steps`; True if it starts a new
+        level (other than the first). It never goes back, also where training is continued with more
+        steps.
         """
         due = self.level
         if not self.advance_at:
@@ -58,7 +64,9 @@ class Curriculum:
 
 
 def draw(level: Level, step: int, count: int, seed: int) -> list[Task]:
-    """The `count` problems of `step`, from a shuffled deck; the next one follows whenever it is used up."""
+    """The `count` problems of `step`, from a shuffled deck; the next one follows whenever it is
+    used up.
+    """
     chosen: list[Task] = []
     position = step * count
     while len(chosen) < count:

@@ -1,4 +1,6 @@
-"""--plan: parameters, memory and tokens of a training run, by arithmetic on the loaded model; nothing is trained."""
+"""--plan: parameters, memory and tokens of a training run, by arithmetic on the loaded model;
+nothing is trained.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,12 @@ def optimizer_size(weights: Iterable[torch.Tensor]) -> int:
 
 
 def activation_size(model: Any, tokens: int, logits: int, *, recompute: bool) -> int:
-    """Approximate bytes that a forward pass over `tokens` tokens keeps for the backward pass. logits: how many of the
-    tokens have logits at once.
+    """Approximate bytes that a forward pass over `tokens` tokens keeps for the backward pass.
+    logits: how many of the tokens have logits at once.
 
-    17 values of the hidden size for each token and layer (Korthikanti et al., arXiv 2205.05198, eq. 2, without the
-    attention scores, which fused attention recomputes), or with `recompute` one, and 17 in the current layer; and the
-    float32 logits with their gradient.
+    17 values of the hidden size for each token and layer (Korthikanti et al., arXiv 2205.05198, eq.
+    2, without the attention scores, which fused attention recomputes), or with `recompute` one, and
+    17 in the current layer; and the float32 logits with their gradient.
     """
     config, element = model.config, next(model.parameters()).element_size()
     layer = 17 * config.hidden_size * element
@@ -49,8 +51,9 @@ def activation_size(model: Any, tokens: int, logits: int, *, recompute: bool) ->
 
 
 def tokens_a_pass(model: Any, *, recompute: bool) -> int:
-    """How many tokens a pass of an update has, padding included, where nobody says: MOST_TOKENS, but on a CPU, where
-    long passes are no faster, not more than those whose activations take CPU_BYTES.
+    """How many tokens a pass of an update has, padding included, where nobody says: MOST_TOKENS,
+    but on a CPU, where long passes are no faster, not more than those whose activations take
+    CPU_BYTES.
     """
     if next(model.parameters()).device.type != "cpu":
         return MOST_TOKENS
@@ -70,10 +73,11 @@ def plan_report(
 ) -> Report:
     """The estimate as a table.
 
-    models: the one that is trained first, then frozen ones. batch_tokens: of the largest forward and backward pass.
-    logits: how many of these have logits at once. recompute: whether activations are recomputed (gradient
-    checkpointing). tokens: further counts, by what they count. stop_tokens: those that end what the model
-    writes, if it writes. A weight packed into bytes by quantisation counts as often as it has bytes.
+    models: the one that is trained first, then frozen ones. batch_tokens: of the largest forward
+    and backward pass. logits: how many of these have logits at once. recompute: whether activations
+    are recomputed (gradient checkpointing). tokens: further counts, by what they count.
+    stop_tokens: those that end what the model writes, if it writes. A weight packed into bytes by
+    quantisation counts as often as it has bytes.
     """
     models = list(models)
     trained, frozen = split_parameters(models)
@@ -84,7 +88,10 @@ def plan_report(
         "activations": activation_size(models[0], batch_tokens, logits, recompute=recompute),
     }
     memory["memory"] = sum(memory.values())
-    counts = {name: sum(weight.numel() for weight in part) for name, part in (("trained", trained), ("frozen", frozen))}
+    counts = {
+        name: sum(weight.numel() for weight in part)
+        for name, part in (("trained", trained), ("frozen", frozen))
+    }
     rows = [
         ("trainable parameters", f"{counts['trained']:,}"),
         ("frozen parameters", f"{counts['frozen']:,}"),

@@ -1,4 +1,6 @@
-"""What training did to held-out problems: their outcomes before and after it, next to a random player's."""
+"""What training did to held-out problems: their outcomes before and after it, next to a random
+player's.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,16 @@ BEFORE, AFTER, RANDOM = "before", "after", "random"
 
 
 def measure(level: Level, player: str, folder: Path, trainer: Trainer) -> None:
-    """Play `level` greedily and add the outcomes of `player`, BEFORE or AFTER, to the file; the first time also those
-    of a random player, where actions are choices.
+    """Play `level` greedily and add the outcomes of `player`, BEFORE or AFTER, to the file; the
+    first time also those of a random player, where actions are choices.
     """
     played = {player: trainer.play_greedily(level)}
     if not trainer.processes.first:
         return
     path = folder / OUTCOMES
-    offers_choices = all(turn.observation.choices for each in played[player] for turn in each.turns[:1])
+    offers_choices = all(
+        turn.observation.choices for each in played[player] for turn in each.turns[:1]
+    )
     if player == BEFORE and offers_choices:
         episodes = validation_episodes(level, trainer.config.seed)
         played[RANDOM] = rollout(episodes, level.make, RandomAgent(), width=trainer.config.width)
@@ -55,14 +59,18 @@ def _outcome(trajectory: Trajectory) -> dict[str, Any]:
 def table(
     folder: Path, level: Level, env: str, steps: int, source: str, *, is_held_out: bool
 ) -> tuple[Table, dict[str, Any]]:
-    """What training did to success on the problems of `level`, and to the return where that differs from success; to
-    the return alone where the env does not report success.
+    """What training did to success on the problems of `level`, and to the return where that differs
+    from success; to the return alone where the env does not report success.
 
-    steps: updates that were made. source: where the problems are from. is_held_out: whether training does not use them.
+    steps: updates that were made. source: where the problems are from. is_held_out: whether
+    training does not use them.
     """
     # 1. The outcomes of episodes that were not aborted, and what is measured
     outcomes = read_json(folder / OUTCOMES)
-    rows = {name: [row for row in outcomes[name] if row["status"] != Status.ABORTED] for name in outcomes}
+    rows = {
+        name: [row for row in outcomes[name] if row["status"] != Status.ABORTED]
+        for name in outcomes
+    }
     every_row = [row for player_rows in rows.values() for row in player_rows]
     measures = ["success"]
     if not reports_success((row["status"], row["success"]) for row in every_row):
@@ -72,7 +80,11 @@ def table(
     clusters = {task.id: cluster_of(env, task) for task in level.tasks}
 
     # 2. Its means by player, with intervals
-    labels = {RANDOM: "random player", BEFORE: "before training", AFTER: f"after {pluralize(steps, 'update')}"}
+    labels = {
+        RANDOM: "random player",
+        BEFORE: "before training",
+        AFTER: f"after {pluralize(steps, 'update')}",
+    }
     figures: dict[str, dict[str, Any]] = {}
     cells = []
     for name, label in labels.items():
@@ -87,13 +99,19 @@ def table(
             mean = fmean(value for cluster in grouped for value in cluster)
             low, high = (rate_interval if measure_name == "success" else mean_interval)(grouped)
             form = "{:.0%}" if measure_name == "success" else "{:.3g}"
-            interval = f"{form.format(low)} to {form.format(high)}" if len(grouped) > 1 and low < high else ""
+            interval = (
+                f"{form.format(low)} to {form.format(high)}"
+                if len(grouped) > 1 and low < high
+                else ""
+            )
             texts += [form.format(mean).replace("%", " %"), interval.replace("%", " %")]
             figures[name][measure_name] = mean
             prefix = "" if measure_name == measures[0] else "return_"
             if math.isfinite(low):
                 figures[name] |= {f"{prefix}low": low, f"{prefix}high": high}
-        cells.append((label, *texts, f"{problems} + {aborted} aborted" if aborted else str(problems)))
+        cells.append(
+            (label, *texts, f"{problems} + {aborted} aborted" if aborted else str(problems))
+        )
 
     # 3. The table
     which = "Held-out problems" if is_held_out else "Training problems"
@@ -103,8 +121,8 @@ def table(
 
 
 def no_better_than_random(figures: Mapping[str, Any]) -> bool:
-    """Whether the intervals after training, as in `table`, of success and of the return begin below the random player's
-    means.
+    """Whether the intervals after training, as in `table`, of success and of the return begin below
+    the random player's means.
     """
     if not {RANDOM, AFTER} <= figures.keys():
         return False
@@ -112,4 +130,7 @@ def no_better_than_random(figures: Mapping[str, Any]) -> bool:
     mean = random["success" if "success" in random else "return"]
     if random.get("success") == 1:  # nobody can be better
         return False
-    return bool(after.get("low", -math.inf) <= mean and after.get("return_low", -math.inf) <= random.get("return", 0.0))
+    return bool(
+        after.get("low", -math.inf) <= mean
+        and after.get("return_low", -math.inf) <= random.get("return", 0.0)
+    )

@@ -1,8 +1,9 @@
-"""One update of the policy from rows with advantages: minibatches, losses, gradients, optimizer steps.
+"""One update of the policy from rows with advantages: minibatches, losses, gradients, optimizer
+steps.
 
-Dropout stays off, so that the first pass reproduces the sampler's log-probs and the ratio starts at exactly 1. Every
-process holds all rows and scores its share; gradients are summed, so the step does not depend on the number of
-processes.
+Dropout stays off, so that the first pass reproduces the sampler's log-probs and the ratio starts at
+exactly 1. Every process holds all rows and scores its share; gradients are summed, so the step does
+not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -20,21 +21,36 @@ from typing_extensions import override
 
 from reflectkit.errors import DivergedError, MismatchError, ReflectkitError, out_of_memory
 from reflectkit.eventloop import run_sync
-from reflectkit.models.load import LoadedModel, Reference, all_finite, checkpoint_gradients, save_player
+from reflectkit.models.load import (
+    LoadedModel,
+    Reference,
+    all_finite,
+    checkpoint_gradients,
+    save_player,
+)
 from reflectkit.models.rows import right_pad
 from reflectkit.models.scoring import can_share, reads_branches
 from reflectkit.sampling.base import Sampler
 from reflectkit.train import losses
 from reflectkit.train.batch import commented_row
 from reflectkit.train.critic import Critic
-from reflectkit.train.microbatch import Scored, Unit, minibatches, packed, packed_as_trees, saves, score, units
+from reflectkit.train.microbatch import (
+    Scored,
+    Unit,
+    minibatches,
+    packed,
+    packed_as_trees,
+    saves,
+    score,
+    units,
+)
 from reflectkit.train.optimizers import flat, make_optimizer, nested
 from reflectkit.train.processes import Processes
 from reflectkit.types import SCORE, Sample, Trajectory
 
 FIRST_PACE = 0.1
-"""Factor of the learning rate in the first step, if there is a `target_kl`: Adam's first steps are as long for a small
-gradient as for a large one, which ruins a policy that is nearly certain.
+"""Factor of the learning rate in the first step, if there is a `target_kl`: Adam's first steps are
+as long for a small gradient as for a large one, which ruins a policy that is nearly certain.
 """
 LEAST_CHANGE, MOST_CHANGE = 0.5, 1.5
 """Limits of what a step changes this factor by."""
@@ -48,18 +64,20 @@ Value = TypeVar("Value")
 class Settings:
     """How to learn; the names that rlft's settings have too mean the same there.
 
-    learning_rate: peak, for the policy. loss: of each trained token. clip_high, is_cap: see `TrainedTokens`; is_cap
-    is 0 if the current weights sampled. mask, mask_ratio: see `on_policy_enough`. distill: weight of the divergence
-    from the teacher, which reads comments, and keeps the share `ema` of itself in each update (0: it is frozen). kl:
-    weight of the divergence from the starting policy. target_kl: the divergence from the sampling policy that an
-    update is to have, a mean over trained tokens; the learning rate adapts to it (0: it does not). critic_rate:
-    Adam's learning rate for the critic. value_clip: see `value_loss`. mean: over all trained tokens ("token"), or
-    over those of each row and then over rows ("row"). temperature: the sampler's. max_tokens: per micro-batch,
-    padding included. agrees_with: sampler of the weights that learn; log-probabilities beyond the limits of
-    `sampling.checks`, in all or in one answer, end the update (empty: they may differ). mismatch: whether to report
-    `losses.mismatch` of the first minibatch, a random part of the rows, before its step. share_prefixes: what rows
-    begin with is read once, if the model allows, which changes the order of sums; None: where that saves enough
-    (`saves`).
+    learning_rate: peak, for the policy. loss: of each trained token. clip_high, is_cap: see
+    `TrainedTokens`; is_cap is 0 if the current weights sampled. mask, mask_ratio: see
+    `on_policy_enough`. distill: weight of the divergence from the teacher, which reads comments,
+    and keeps the share `ema` of itself in each update (0: it is frozen). kl: weight of the
+    divergence from the starting policy. target_kl: the divergence from the sampling policy that an
+    update is to have, a mean over trained tokens; the learning rate adapts to it (0: it does not).
+    critic_rate: Adam's learning rate for the critic. value_clip: see `value_loss`. mean: over all
+    trained tokens ("token"), or over those of each row and then over rows ("row"). temperature: the
+    sampler's. max_tokens: per micro-batch, padding included. agrees_with: sampler of the weights
+    that learn; log-probabilities beyond the limits of `sampling.checks`, in all or in one answer,
+    end the update (empty: they may differ). mismatch: whether to report `losses.mismatch` of the
+    first minibatch, a random part of the rows, before its step. share_prefixes: what rows begin
+    with is read once, if the model allows, which changes the order of sums; None: where that saves
+    enough (`saves`).
     """
 
     learning_rate: float
@@ -115,16 +133,19 @@ class LearnerState:
 
 
 class Learner(ABC):
-    """A policy that learns from rows. `LocalLearner` does it with torch in this process; a training service may do it
-    elsewhere.
+    """A policy that learns from rows. `LocalLearner` does it with torch in this process; a training
+    service may do it elsewhere.
     """
 
     notify: Callable[[str], None]
     """Called with a line of text when a setting had to be changed."""
 
     @abstractmethod
-    def update(self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0) -> LossOutput:
-        """Learn from `samples`; `generator` shuffles them. rate: the schedule's factor for the learning rates, 0 … 1.
+    def update(
+        self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0
+    ) -> LossOutput:
+        """Learn from `samples`; `generator` shuffles them. rate: the schedule's factor for the
+        learning rates, 0 … 1.
 
         Raises DivergedError and MismatchError.
         """
@@ -134,10 +155,16 @@ class Learner(ABC):
         """Let `sampler` sample from the present weights. version: the number of updates."""
 
     @abstractmethod
-    def save(self, folder: Path, facts: Mapping[str, Any], write_rest: Callable[[Path], None] | None = None) -> None:
+    def save(
+        self,
+        folder: Path,
+        facts: Mapping[str, Any],
+        write_rest: Callable[[Path], None] | None = None,
+    ) -> None:
         """Write the policy to the model folder `folder`, atomically. All processes must call this.
 
-        facts: JSON values saved with it. write_rest: writes more files into the folder that it is given.
+        facts: JSON values saved with it. write_rest: writes more files into the folder that it is
+        given.
         """
 
     @abstractmethod
@@ -146,7 +173,9 @@ class Learner(ABC):
 
     @abstractmethod
     def load(self, state: LearnerState) -> None:
-        """Restore what `state` returned. Raises KeyError or ValueError for the state of another model."""
+        """Restore what `state` returned. Raises KeyError or ValueError for the state of another
+        model.
+        """
 
     @property
     def has_critic(self) -> bool:
@@ -158,8 +187,8 @@ class Learner(ABC):
         raise NotImplementedError
 
     def valued(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """`trajectories` of the current policy with the critic's value of each decision's prompt, if there is a critic.
-        All processes must call this.
+        """`trajectories` of the current policy with the critic's value of each decision's prompt,
+        if there is a critic. All processes must call this.
         """
         return list(trajectories)
 
@@ -169,14 +198,17 @@ class Learner(ABC):
 
 
 class PolicyLearner(Learner):
-    """The steps of an update, wherever the weights are: minibatches, the loss of their rows, and the pace of learning.
+    """The steps of an update, wherever the weights are: minibatches, the loss of their rows, and
+    the pace of learning.
 
     processes: those that train together.
     """
 
     critic: Critic | None = None
 
-    def __init__(self, settings: Settings, processes: Processes | None, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self, settings: Settings, processes: Processes | None, notify: Callable[[str], None]
+    ) -> None:
         self.settings, self.notify = settings, notify
         self.processes = processes or Processes()
         self._changes: list[tuple[torch.Tensor, list[int]]] | None = None
@@ -187,14 +219,17 @@ class PolicyLearner(Learner):
         """The schedule's factor in the present update."""
 
     @override
-    def update(self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0) -> LossOutput:
-        """Learn from `samples`; `generator` shuffles them into minibatches. Returns the mean of each figure over the
-        steps.
+    def update(
+        self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0
+    ) -> LossOutput:
+        """Learn from `samples`; `generator` shuffles them into minibatches. Returns the mean of
+        each figure over the steps.
 
         rate: the schedule's factor for the learning rates, 0 … 1.
 
-        Raises DivergedError: a loss or gradient is NaN or infinite (the step was not made), or a weight is after the
-        step. MismatchError: the sampler's log-probabilities are not this policy's; no step was made.
+        Raises DivergedError: a loss or gradient is NaN or infinite (the step was not made), or a
+        weight is after the step. MismatchError: the sampler's log-probabilities are not this
+        policy's; no step was made.
         """
         if not samples:
             return LossOutput(None, {})
@@ -218,14 +253,20 @@ class PolicyLearner(Learner):
         means = {name: total / steps for name, total in sums.items()}
         loss = means.pop("loss")
         last_rate = self.settings.learning_rate * rate * self.pace
-        return LossOutput(loss, means | {"gradient_steps": steps, "learning_rate": last_rate} | self._mismatch)
+        return LossOutput(
+            loss, means | {"gradient_steps": steps, "learning_rate": last_rate} | self._mismatch
+        )
 
     @abstractmethod
     def _begin(self, samples: Sequence[Sample]) -> list[Unit]:
-        """Prepare an update; the units of its rows. Rows of one prompt stay together, for one forward pass."""
+        """Prepare an update; the units of its rows. Rows of one prompt stay together, for one
+        forward pass.
+        """
 
     @abstractmethod
-    def _step(self, samples: Sequence[Sample], minibatch: Sequence[Unit], may_stop: bool) -> dict[str, float] | None:
+    def _step(
+        self, samples: Sequence[Sample], minibatch: Sequence[Unit], may_stop: bool
+    ) -> dict[str, float] | None:
         """One gradient step on a minibatch; None, without a step, if the policy has moved too far.
 
         may_stop: whether it is not the update's first.
@@ -235,14 +276,17 @@ class PolicyLearner(Learner):
         """After the last step of an update."""
 
     def _has_moved_too_far(self, kl: float) -> bool:
-        """Adapt the pace to `kl`, the divergence from the sampling policy. Whether the update ends there."""
+        """Adapt the pace to `kl`, the divergence from the sampling policy. Whether the update ends
+        there.
+        """
         if not self.settings.target_kl:
             return False
         self._adapt_pace(kl)
         return kl > TOO_FAR * self.settings.target_kl
 
     def _adapt_pace(self, kl: float) -> None:
-        """Slow down if `kl`, the divergence from the sampling policy, is above `target_kl`; speed up below half of it.
+        """Slow down if `kl`, the divergence from the sampling policy, is above `target_kl`; speed
+        up below half of it.
 
         The divergence of a small step is quadratic in its length, hence the square root.
         """
@@ -253,12 +297,18 @@ class PolicyLearner(Learner):
         self.pace = min(1.0, self.pace * min(max(change, LEAST_CHANGE), MOST_CHANGE))
 
     def _compare(self, changes: Sequence[tuple[torch.Tensor, list[int]]]) -> None:
-        """Report how far the log-probabilities of the first minibatch are from the sampler's. Raises MismatchError.
+        """Report how far the log-probabilities of the first minibatch are from the sampler's.
+        Raises MismatchError.
 
-        changes: the learner's log-probabilities less the sampler's, and the tokens of each answer among them.
+        changes: the learner's log-probabilities less the sampler's, and the tokens of each answer
+        among them.
         """
-        mine_N = torch.cat([change_N for change_N, _ in changes]).cpu() if changes else torch.zeros(0)
-        everyone = self.processes.gather((mine_N, [length for _, lengths in changes for length in lengths]))
+        mine_N = (
+            torch.cat([change_N for change_N, _ in changes]).cpu() if changes else torch.zeros(0)
+        )
+        everyone = self.processes.gather(
+            (mine_N, [length for _, lengths in changes for length in lengths])
+        )
         change_N = torch.cat([theirs_N for theirs_N, _ in everyone])
         lengths = [length for _, theirs in everyone for length in theirs]
         self._mismatch = losses.mismatch(change_N)
@@ -269,8 +319,9 @@ class PolicyLearner(Learner):
 
         if apart := disagreement(change_N, self.settings.temperature, lengths):
             raise MismatchError(
-                f"{sampler}: log-probabilities differ from those of the weights that learn {apart}, so the update was"
-                " not made; see that the server has the same base, unquantised, and loads the adapter of each update"
+                f"{sampler}: log-probabilities differ from those of the weights that learn {apart},"
+                " so the update was not made; see that the server has the same base, unquantised,"
+                " and loads the adapter of each update"
             )
 
     def _loss(
@@ -281,14 +332,16 @@ class PolicyLearner(Learner):
         shares: Mapping[int, float],
         fresh_tokens: int,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """A micro-batch's part of the loss and figures of a minibatch. shares: the weight of a token of each of its
-        rows. fresh_tokens: how many of its tokens are not replayed.
+        """A micro-batch's part of the loss and figures of a minibatch. shares: the weight of a
+        token of each of its rows. fresh_tokens: how many of its tokens are not replayed.
         """
         settings, device = self.settings, scored.logprob_N.device
         places = list(zip(scored.row_N, scored.place_N, strict=True))
 
         def column(name: str) -> torch.Tensor:
-            return torch.tensor([getattr(samples[row], name)[place] for row, place in places], device=device)
+            return torch.tensor(
+                [getattr(samples[row], name)[place] for row, place in places], device=device
+            )
 
         share_N = torch.tensor([shares[row] for row, _ in places], device=device)
         old_N = column("logprobs")
@@ -313,7 +366,11 @@ class PolicyLearner(Learner):
             number_of = {row: number for number, row in enumerate(dict.fromkeys(scored.row_N))}
             row_N = torch.tensor([number_of[row] for row in scored.row_N], device=device)
             kept_N = losses.on_policy_enough(
-                scored.logprob_N - old_N, column("advantages"), row_N, settings.mask, settings.mask_ratio
+                scored.logprob_N - old_N,
+                column("advantages"),
+                row_N,
+                settings.mask,
+                settings.mask_ratio,
             )
             loss_N = loss_N.where(kept_N, 0.0)
             figures["masked"] = float((share_N * ~kept_N).sum())
@@ -321,7 +378,8 @@ class PolicyLearner(Learner):
         spread = (scored.entropy_N * share_N).sum()
         loss = policy_loss - settings.entropy * spread
         figures |= {"loss": float(policy_loss.detach()), "entropy": float(spread.detach())}
-        if reference_N is not None:  # an expectation over the current policy, so without replayed tokens
+        # An expectation over the current policy, so without replayed tokens
+        if reference_N is not None:
             distance_N = losses.kl_estimate(scored.logprob_N, old_N, reference_N, settings.is_cap)
             distance = (distance_N * share_N).masked_fill(replayed_N, 0.0).sum()
             loss = loss + settings.kl * distance
@@ -347,19 +405,20 @@ class PolicyLearner(Learner):
         return loss, figures
 
     def _shares(self, counts: Mapping[int, int]) -> dict[int, float]:
-        """The weight of a token in each row, in a mean over all tokens or over rows, given each row's number of tokens
-        that count.
+        """The weight of a token in each row, in a mean over all tokens or over rows, given each
+        row's number of tokens that count.
         """
         tokens, rows = sum(counts.values()), sum(count > 0 for count in counts.values())
         by_token = self.settings.mean == "token"
         return {
-            row: (1 / tokens if by_token else 1 / (rows * count)) if count else 0.0 for row, count in counts.items()
+            row: (1 / tokens if by_token else 1 / (rows * count)) if count else 0.0
+            for row, count in counts.items()
         }
 
 
 class LocalLearner(PolicyLearner):
-    """Holds the policy, its optimizer, the critic (None without one) and the starting policy (None where it is not
-    needed).
+    """Holds the policy, its optimizer, the critic (None without one) and the starting policy (None
+    where it is not needed).
 
     teacher: the policy that reads comments, for distillation. processes: those that train together.
     """
@@ -417,7 +476,12 @@ class LocalLearner(PolicyLearner):
         run_sync(sampler.publish(self.player, version))
 
     @override
-    def save(self, folder: Path, facts: Mapping[str, Any], write_rest: Callable[[Path], None] | None = None) -> None:
+    def save(
+        self,
+        folder: Path,
+        facts: Mapping[str, Any],
+        write_rest: Callable[[Path], None] | None = None,
+    ) -> None:
         weights = self.optimizer.model_state()
         if self.processes.first:
             save_player(folder, self.player, dict(facts), write_rest, weights)
@@ -428,7 +492,9 @@ class LocalLearner(PolicyLearner):
         if self.critic is not None:
             tensors |= {f"critic.{name}": value for name, value in self.critic.state_dict().items()}
         if self.teacher is not None and self.settings.ema:
-            tensors |= {f"teacher.{name}": average for name, (average, _) in self.teacher.pairs().items()}
+            tensors |= {
+                f"teacher.{name}": average for name, (average, _) in self.teacher.pairs().items()
+            }
         return LearnerState({"max_tokens": self.max_tokens}, tensors)
 
     @override
@@ -456,15 +522,23 @@ class LocalLearner(PolicyLearner):
         assert self.critic is not None
         self.player.activate()
         value_of: dict[int, float] = {}
-        for micro in packed([Unit(tuple(prompt), (), (row,)) for row, prompt in enumerate(prompts)], self.max_tokens):
+        for micro in packed(
+            [Unit(tuple(prompt), (), (row,)) for row, prompt in enumerate(prompts)], self.max_tokens
+        ):
             tokens = [unit.tokens for unit in micro]
             device = next(self.player.model.parameters()).device
             rows = torch.arange(len(micro), device=device)
             ends = torch.tensor([len(row) - 1 for row in tokens], device=device)
             # no label matters: the hidden state is all
             label = torch.zeros(len(micro), 1, dtype=torch.long, device=device)
-            hidden_ND, _ = self.scorer(right_pad(tokens, self.player.pad_id, device), rows, ends, label)
-            value_of |= zip([unit.rows[0] for unit in micro], self.critic(hidden_ND, tokens).tolist(), strict=True)
+            hidden_ND, _ = self.scorer(
+                right_pad(tokens, self.player.pad_id, device), rows, ends, label
+            )
+            value_of |= zip(
+                [unit.rows[0] for unit in micro],
+                self.critic(hidden_ND, tokens).tolist(),
+                strict=True,
+            )
         return [value_of[row] for row in range(len(prompts))]
 
     @property
@@ -480,8 +554,8 @@ class LocalLearner(PolicyLearner):
         return saves(self.player.model, batch, self.max_tokens) if wanted is None else wanted
 
     def observe(self, hidden_BD: torch.Tensor, prompts: Sequence[tuple[int, ...]]) -> None:
-        """Record the values of prompts that a sampler has just read with the current weights, which saves reading them
-        again.
+        """Record the values of prompts that a sampler has just read with the current weights, which
+        saves reading them again.
 
         hidden_BD: the policy's last hidden states of the B `prompts`.
         """
@@ -496,14 +570,21 @@ class LocalLearner(PolicyLearner):
         if self.processes.sharded:  # each has scored its share
             for observed in self.processes.gather(self.observed):
                 self.observed |= observed
-        prompts = dict.fromkeys(turn.decision.prompt_ids for trajectory in trajectories for turn in trajectory.turns)
+        prompts = dict.fromkeys(
+            turn.decision.prompt_ids for trajectory in trajectories for turn in trajectory.turns
+        )
         missing = [prompt for prompt in prompts if prompt not in self.observed]
         self.observed |= zip(missing, self.values(missing), strict=True)
         return [
             replace(
                 trajectory,
                 turns=tuple(
-                    replace(turn, decision=replace(turn.decision, value=self.observed[turn.decision.prompt_ids]))
+                    replace(
+                        turn,
+                        decision=replace(
+                            turn.decision, value=self.observed[turn.decision.prompt_ids]
+                        ),
+                    )
                     for turn in trajectory.turns
                 ),
             )
@@ -518,16 +599,30 @@ class LocalLearner(PolicyLearner):
         return state | {f"critic.{key}": value for key, value in flat(critic).items()}
 
     def _load_optimizer_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restore what `_optimizer_state` returned. Raises KeyError or ValueError for tensors of another model."""
-        mine = {key.removeprefix("policy."): value for key, value in tensors.items() if key.startswith("policy.")}
-        critic = {key.removeprefix("critic."): value for key, value in tensors.items() if key.startswith("critic.")}
+        """Restore what `_optimizer_state` returned. Raises KeyError or ValueError for tensors of
+        another model.
+        """
+        mine = {
+            key.removeprefix("policy."): value
+            for key, value in tensors.items()
+            if key.startswith("policy.")
+        }
+        critic = {
+            key.removeprefix("critic."): value
+            for key, value in tensors.items()
+            if key.startswith("critic.")
+        }
         if self.critic is not None:
-            self.critic_optimizer.load_state_dict(self.critic_optimizer.state_dict() | {"state": nested(critic)})
+            self.critic_optimizer.load_state_dict(
+                self.critic_optimizer.state_dict() | {"state": nested(critic)}
+            )
         self.optimizer.load(mine)
         self.pace = float(tensors["pace"])
 
     @override
-    def _step(self, samples: Sequence[Sample], minibatch: Sequence[Unit], may_stop: bool) -> dict[str, float] | None:
+    def _step(
+        self, samples: Sequence[Sample], minibatch: Sequence[Unit], may_stop: bool
+    ) -> dict[str, float] | None:
         if not may_stop:
             self.shares = self._shares_in(minibatch)
         parts = sorted(minibatch, key=lambda unit: unit.tokens if self.shares else -unit.size)
@@ -557,14 +652,17 @@ class LocalLearner(PolicyLearner):
         if self.critic is not None:
             self.processes.add_gradients(self.critic_weights)
             self.critic_optimizer.step()
-        if not all(self.processes.gather(all_finite([*self.optimizer.parts(), *self.critic_weights]))):
+        if not all(
+            self.processes.gather(all_finite([*self.optimizer.parts(), *self.critic_weights]))
+        ):
             raise DivergedError("the update diverged (a weight became NaN or infinite)", here)
         return merged
 
     def _micro_batches(self, parts: Sequence[Unit]) -> list[tuple[list[Unit], float]]:
         """This process's micro-batches of `parts`, each with its weight.
 
-        If the policy is sharded, all processes must make equally many passes: one with fewer adds some of weight 0.
+        If the policy is sharded, all processes must make equally many passes: one with fewer adds
+        some of weight 0.
         """
         rank, count = self.processes.rank, self.processes.count
         if self.shares:  # neighbours begin alike, so each process has a block of them
@@ -577,16 +675,24 @@ class LocalLearner(PolicyLearner):
         return mine
 
     def _accumulate(
-        self, samples: Sequence[Sample], micros: Sequence[tuple[list[Unit], float]], numbers: Sequence[int]
+        self,
+        samples: Sequence[Sample],
+        micros: Sequence[tuple[list[Unit], float]],
+        numbers: Sequence[int],
     ) -> dict[str, float] | None:
-        """Accumulate the gradients of `micros`, which make up the minibatch of samples `numbers`; None if memory ran
-        out.
+        """Accumulate the gradients of `micros`, which make up the minibatch of samples `numbers`;
+        None if memory ran out.
         """
         shares = self._shares(
-            {number: 0 if samples[number].only_distilled else sum(samples[number].loss_mask) for number in numbers}
+            {
+                number: 0 if samples[number].only_distilled else sum(samples[number].loss_mask)
+                for number in numbers
+            }
         )
         taught = self._shares({number: len(_commented(samples[number])) for number in numbers})
-        fresh = sum(sum(samples[number].loss_mask) for number in numbers if not samples[number].replayed)
+        fresh = sum(
+            sum(samples[number].loss_mask) for number in numbers if not samples[number].replayed
+        )
         figures = dict.fromkeys(("loss", "entropy", "kl", "ratio_deviation"), 0.0)
         figures |= {"value_loss": 0.0} if self.critic is not None else {}
         figures |= {"kl_to_start": 0.0} if self.reference is not None else {}
@@ -607,7 +713,9 @@ class LocalLearner(PolicyLearner):
                     added["divergence"] = float(apart.detach())
                 (loss * weight * self.optimizer.loss_scale).backward()
                 deviation = max(figures["ratio_deviation"], added["ratio_deviation"])
-                figures = {name: value + weight * added.get(name, 0.0) for name, value in figures.items()}
+                figures = {
+                    name: value + weight * added.get(name, 0.0) for name, value in figures.items()
+                }
                 figures["ratio_deviation"] = deviation
             for parameter in self.critic_weights:
                 if parameter.grad is not None:
@@ -623,12 +731,17 @@ class LocalLearner(PolicyLearner):
         return figures
 
     def _divergence(
-        self, teacher: Reference, samples: Sequence[Sample], scored: Scored, shares: Mapping[int, float]
+        self,
+        teacher: Reference,
+        samples: Sequence[Sample],
+        scored: Scored,
+        shares: Mapping[int, float],
     ) -> torch.Tensor:
-        """A micro-batch's part of the mean divergence of the policy from the `teacher`, which reads comments.
+        """A micro-batch's part of the mean divergence of the policy from the `teacher`, which reads
+        comments.
 
-        shares: the weight of a token that has a comment, in each row. The teacher scores the tokens that the policy
-        wrote, after the prompts with comments.
+        shares: the weight of a token that has a comment, in each row. The teacher scores the tokens
+        that the policy wrote, after the prompts with comments.
         """
         places = list(zip(scored.row_N, scored.place_N, strict=True))
         known = {row: set(_commented(samples[row])) for row in dict.fromkeys(scored.row_N)}
@@ -641,9 +754,13 @@ class LocalLearner(PolicyLearner):
         split = packed_as_trees if self.shares else packed
         found: dict[tuple[int, int], torch.Tensor] = {}
         with torch.no_grad(), teacher.model() as model:
-            for micro in split(units(rows, reads_branches(model), self._separately), self.max_tokens):
+            for micro in split(
+                units(rows, reads_branches(model), self._separately), self.max_tokens
+            ):
                 part = self._score(model, rows, micro)
-                found |= zip(zip(part.row_N, part.place_N, strict=True), part.logprobs_NK, strict=True)
+                found |= zip(
+                    zip(part.row_N, part.place_N, strict=True), part.logprobs_NK, strict=True
+                )
         width = scored.logprobs_NK.shape[1]
         teacher_NK = torch.stack(
             [
@@ -652,7 +769,9 @@ class LocalLearner(PolicyLearner):
             ]
         )
         apart_N = losses.divergence(scored.logprobs_NK[index], teacher_NK, self.settings.divergence)
-        share_N = torch.tensor([shares[places[number][0]] for number in index], device=apart_N.device)
+        share_N = torch.tensor(
+            [shares[places[number][0]] for number in index], device=apart_N.device
+        )
         return (apart_N * share_N).sum()
 
     def _score(self, model: Any, samples: Sequence[Sample], micro: Sequence[Unit]) -> Scored:
@@ -668,25 +787,29 @@ class LocalLearner(PolicyLearner):
         )
 
     def _halve(self, widest: int) -> None:
-        """Halve the micro-batches from now on. widest: tokens of the largest unit, which cannot be split."""
+        """Halve the micro-batches from now on. widest: tokens of the largest unit, which cannot be
+        split.
+        """
         if self.max_tokens <= widest:
             raise ReflectkitError(
-                f"out of memory with a single row of {widest} tokens; use --gradient-checkpointing, --lora-r or a"
-                " smaller model"
+                f"out of memory with a single row of {widest} tokens; use --gradient-checkpointing,"
+                " --lora-r or a smaller model"
             )
         self.optimizer.zero_grad()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         before, self.max_tokens = self.max_tokens, max(widest, self.max_tokens // 2)
         self.notify(
-            f"out of memory: repeating the update with micro-batches of {self.max_tokens} tokens instead of {before}"
-            " (--max-tokens-per-batch)"
+            f"out of memory: repeating the update with micro-batches of {self.max_tokens} tokens"
+            f" instead of {before} (--max-tokens-per-batch)"
         )
 
 
 def part_of(state: Mapping[str, Value], prefix: str) -> dict[str, Value]:
     """The entries whose names begin with `prefix`, without it."""
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+    }
 
 
 def _returns(samples: Sequence[Sample]) -> list[float]:
@@ -711,11 +834,19 @@ def _commented(sample: Sample) -> list[int]:
     """Positions of the trained tokens whose decision has a prompt with a comment."""
     if not sample.commented:
         return []
-    return [place for place, number in enumerate(sample.decisions) if number >= 0 and sample.commented[number]]
+    return [
+        place
+        for place, number in enumerate(sample.decisions)
+        if number >= 0 and sample.commented[number]
+    ]
 
 
-def _decisions(samples: Sequence[Sample], places: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    """(index of each decision's first token, number of each token's decision) for tokens at `places`, in order."""
+def _decisions(
+    samples: Sequence[Sample], places: Sequence[tuple[int, int]]
+) -> tuple[list[int], list[int]]:
+    """(index of each decision's first token, number of each token's decision) for tokens at
+    `places`, in order.
+    """
     starts: list[int] = []
     numbers: list[int] = []
     previous: tuple[int, int] | None = None

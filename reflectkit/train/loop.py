@@ -1,4 +1,6 @@
-"""Fit, the third of rlft's four steps: one loop over updates, and callbacks that each do one thing next to it."""
+"""Fit, the third of rlft's four steps: one loop over updates, and callbacks that each do one thing
+next to it.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,10 @@ class Fit:
 
         All processes must call this.
         """
-        facts, keep = {**self.run.facts, **_marks(figures)}, self.run.config.checkpoints.keep_checkpoints
+        facts, keep = (
+            {**self.run.facts, **_marks(figures)},
+            self.run.config.checkpoints.keep_checkpoints,
+        )
         self.checkpoint = checkpoint.save(self.folder, self.trainer, self.run.settings, facts, keep)
         self.saved_step = self.trainer.step
         self.trainer.processes.wait()
@@ -108,10 +113,13 @@ class Callback:
         """After the last update."""
 
 
-def fit(run: RLRun, trainer: Trainer, folder: Path, callbacks: Sequence[Callback], progress: Progress) -> Fit:
+def fit(
+    run: RLRun, trainer: Trainer, folder: Path, callbacks: Sequence[Callback], progress: Progress
+) -> Fit:
     """Make the remaining updates.
 
-    Raises DivergedError, which names a file with the rows of the update, and what `Trainer.train_step` raises.
+    Raises DivergedError, which names a file with the rows of the update, and what
+    `Trainer.train_step` raises.
     """
     state = Fit(run, trainer, folder, progress, folder / f"checkpoint-{trainer.step}", trainer.step)
     several = trainer.processes.count > 1
@@ -125,7 +133,9 @@ def fit(run: RLRun, trainer: Trainer, folder: Path, callbacks: Sequence[Callback
             state.history.append(figures)
 
             # 2. Whether a checkpoint follows
-            is_best = bool(_marks(figures)) and figures["validation_return"] == max(_returns(state.history))
+            is_best = bool(_marks(figures)) and figures["validation_return"] == max(
+                _returns(state.history)
+            )
             is_stopping = several and any(trainer.processes.gather(bool(stop)))
             save_steps = run.config.checkpoints.save_steps
             ends_here = trainer.step in state.ends or state.has_lost_patience
@@ -172,11 +182,14 @@ def _update(state: Fit, callbacks: Iterable[Callback]) -> dict[str, Any]:
 
 
 def _keep_updates(state: Fit, figures: dict[str, Any]) -> None:
-    """Save the updates since the last checkpoint, if play was interrupted; otherwise they are lost. figures: of an
-    update whose validation was interrupted.
+    """Save the updates since the last checkpoint, if play was interrupted; otherwise they are lost.
+    figures: of an update whose validation was interrupted.
     """
     trainer = state.trainer
-    message = f"updates {state.saved_step + 1} to {trainer.step} are lost; a lower --save-steps loses less"
+    message = (
+        f"updates {state.saved_step + 1} to {trainer.step} are lost; a lower --save-steps loses"
+        " less"
+    )
     if trainer.playing and trainer.processes.count == 1 and trainer.rollouts is None:
         append(state.metrics, [figures] if figures else [])
         trainer.forget_comments()
@@ -191,7 +204,11 @@ def _with_rows(error: DivergedError, state: Fit) -> ReflectkitError:
     if state.trainer.processes.first:
         write_jsonl(path, _readable_rows(error, state.trainer))
     saved = checkpoints(state.folder)
-    fix = f"resume with --resume-from {saved[-1]} and a lower --learning-rate" if saved else "lower --learning-rate"
+    fix = (
+        f"resume with --resume-from {saved[-1]} and a lower --learning-rate"
+        if saved
+        else "lower --learning-rate"
+    )
     return DivergedError(f"{error}; {fix} (the rows are in {path})")
 
 
@@ -218,7 +235,9 @@ def _returns(history: Iterable[Mapping[str, Any]]) -> list[float]:
 
 
 def validations_since_best(history: Sequence[Mapping[str, Any]]) -> int:
-    """How many validations have followed the one with the best return, the first of equals; 0 without any."""
+    """How many validations have followed the one with the best return, the first of equals; 0
+    without any.
+    """
     returns = _returns(history)
     return len(returns) - 1 - returns.index(max(returns)) if returns else 0
 
@@ -228,14 +247,20 @@ class Metrics(Callback):
 
     @override
     def begin(self, fit: Fit, contexts: ExitStack) -> None:
-        """Read the rows of the updates before, and remove those after the checkpoint that training resumes from."""
+        """Read the rows of the updates before, and remove those after the checkpoint that training
+        resumes from.
+        """
         fit.history, damaged = rows_until(fit.metrics, fit.trainer.step, {"return": int | float})
         if damaged:
-            fit.progress.news(f"{fit.metrics}: damaged lines dropped: {damaged}; training itself is not affected")
+            fit.progress.news(
+                f"{fit.metrics}: damaged lines dropped: {damaged}; training itself is not affected"
+            )
         missing = fit.trainer.step - len(fit.history)
         if fit.run.config.resume_from is None and missing > 0:
             figures = f"the figures of {pluralize(missing, 'update')} are lost"
-            fit.progress.news(f"{fit.metrics}: {figures}, though what they learned is not; --force trains again")
+            fit.progress.news(
+                f"{fit.metrics}: {figures}, though what they learned is not; --force trains again"
+            )
         if fit.trainer.processes.first:
             rewrite(fit.metrics, fit.history)
 
@@ -246,7 +271,9 @@ class Metrics(Callback):
 
 
 class KeptEpisodes(Callback):
-    """The first episodes of an update in episodes.jsonl, with each regular checkpoint (--keep-episodes)."""
+    """The first episodes of an update in episodes.jsonl, with each regular checkpoint
+    (--keep-episodes).
+    """
 
     @override
     def begin(self, fit: Fit, contexts: ExitStack) -> None:
@@ -261,7 +288,8 @@ class KeptEpisodes(Callback):
             return
         cluster = partial(cluster_of, fit.run.config.env.name)
         episodes = [
-            episode_to_json(f"update {step}", trajectory, advantages, cluster(trajectory.task)) | {"step": step}
+            episode_to_json(f"update {step}", trajectory, advantages, cluster(trajectory.task))
+            | {"step": step}
             for trajectory, advantages in fit.trainer.latest[:count]
         ]
         append(fit.folder / "episodes.jsonl", episodes, sync=True)
@@ -343,7 +371,8 @@ class ProgressBar(Callback):
     @override
     def after_update(self, fit: Fit, figures: Mapping[str, Any]) -> None:
         numbers = recent_means(fit.history)
-        if isinstance(entropy := figures.get("entropy"), float):  # missing if there was nothing to learn
+        # Missing if there was nothing to learn
+        if isinstance(entropy := figures.get("entropy"), float):
             numbers["entropy"] = entropy
         self.bar.advance(1, **numbers)
 
@@ -373,7 +402,9 @@ class Advice(Callback):
         self.flat_updates = 0 if learned else self.flat_updates + 1
         if fit.trainer.step == 1:
             self._tell_of_horizon(fit, played)
-        choices = {len(turn.observation.choices) for trajectory in played for turn in trajectory.turns}
+        choices = {
+            len(turn.observation.choices) for trajectory in played for turn in trajectory.turns
+        }
         if choices != {1}:
             self._tell_if_flat(fit, played)
         elif fit.trainer.step == 1:
@@ -383,11 +414,17 @@ class Advice(Callback):
 
     def _tell_of_horizon(self, fit: Fit, played: Sequence[Trajectory]) -> None:
         level = fit.trainer.config.levels[fit.trainer.curriculum.level].name
-        is_default = not fit.run.config.rollout.horizon and level not in fit.run.config.env.kind.horizons
-        cut = (each.status is Status.TRUNCATED and len(each.turns) == DEFAULT_HORIZON for each in played)
+        is_default = (
+            not fit.run.config.rollout.horizon and level not in fit.run.config.env.kind.horizons
+        )
+        cut = (
+            each.status is Status.TRUNCATED and len(each.turns) == DEFAULT_HORIZON
+            for each in played
+        )
         if is_default and all(cut):
             fit.progress.news(
-                f"no episode ended within {DEFAULT_HORIZON} steps, the default limit; add --horizon N, or horizon = N"
+                f"no episode ended within {DEFAULT_HORIZON} steps, the default limit; add"
+                " --horizon N, or horizon = N"
                 ' to the class (horizons = {"LEVEL": N} to an Env)'
             )
 
@@ -395,9 +432,15 @@ class Advice(Callback):
         """Which settings do nothing without success."""
         config, news = fit.run.config, fit.progress.news
         news(f"env '{config.env.name}' does not say which episodes succeed, so the return is shown")
-        for value, name in ((config.curriculum.advance_at, "advance_at"), (config.algo.replay_size, "replay_size")):
+        for value, name in (
+            (config.curriculum.advance_at, "advance_at"),
+            (config.algo.replay_size, "replay_size"),
+        ):
             if value:
-                news(f"{flag(name)} {value:g} waits for successes; leave it out, or report 'success' in the info")
+                news(
+                    f"{flag(name)} {value:g} waits for successes; leave it out, or report"
+                    " 'success' in the info"
+                )
 
     def _tell_if_flat(self, fit: Fit, played: Sequence[Trajectory]) -> None:
         """Not if training has won all."""
@@ -408,17 +451,19 @@ class Advice(Callback):
         if len(returns) == 1 and max(returns) > 0:
             if step == flat:  # otherwise training has come there
                 fit.progress.news(
-                    f"nothing to learn: every episode of update {step} has a return of {max(returns):.3g}, whatever"
-                    " the policy did; let the reward depend on its actions, or make the problems harder"
+                    f"nothing to learn: every episode of update {step} has a return of"
+                    f" {max(returns):.3g}, whatever the policy did; let the reward depend on its"
+                    " actions, or make the problems harder"
                 )
         elif not all(trajectory.success for trajectory in played):
             normalizes = fit.run.config.algo.normalize
             first = "--no-normalize, if steps cost and success is rare; " if normalizes else ""
             mean = fmean(trajectory.total_return for trajectory in played)
             fit.progress.news(
-                f"nothing to learn: all rewards are equal in each group of updates {step - flat + 1} to {step}"
-                f" (mean return {mean:.3g}); try {first}easier problems, a reward for partial success, a larger"
-                " --group-size or --temperature, or a better starting model"
+                "nothing to learn: all rewards are equal in each group of updates"
+                f" {step - flat + 1} to {step} (mean return {mean:.3g}); try {first}easier"
+                " problems, a reward for partial success, a larger --group-size or --temperature,"
+                " or a better starting model"
             )
 
 
@@ -434,15 +479,18 @@ def is_flat(played: Sequence[Trajectory]) -> bool:
 
 
 class Calibration(Callback):
-    """A temperature for the decisions of the checkpoint that the run stands for, stored there (--calibrate)."""
+    """A temperature for the decisions of the checkpoint that the run stands for, stored there
+    (--calibrate).
+    """
 
     def __init__(self, chat: CommentSource | None) -> None:
         self.chat = chat
 
     @override
     def end(self, fit: Fit) -> None:
-        """Add the temperature to the report, with the log scores at 1 and at it, in nats; nothing if nothing was
-        decided. Problems are played greedily, so the actions do not depend on the temperature.
+        """Add the temperature to the report, with the log scores at 1 and at it, in nats; nothing
+        if nothing was decided. Problems are played greedily, so the actions do not depend on the
+        temperature.
         """
         run, trainer = fit.run, fit.trainer
         level = run.problems.held_out or run.problems.validation
@@ -457,7 +505,9 @@ class Calibration(Callback):
             checkpoint.restore(place, trainer)
 
         # 2. Its decisions, and what would be right there
-        played = trainer.play_greedily(replace(level, make=lambda: Advised(level.make())), show=True)
+        played = trainer.play_greedily(
+            replace(level, make=lambda: Advised(level.make())), show=True
+        )
         rows = [
             (turn.decision.probabilities, best)
             for trajectory in played
@@ -471,7 +521,9 @@ class Calibration(Callback):
         temperature = fit_temperature(rows)
         before, after = (fmean(log_scores(rows, value)) for value in (1.0, temperature))
         facts = model_facts(place) | {CALIBRATION: temperature}
-        checkpoint.save(fit.folder, trainer, run.settings, facts, run.config.checkpoints.keep_checkpoints)
+        checkpoint.save(
+            fit.folder, trainer, run.settings, facts, run.config.checkpoints.keep_checkpoints
+        )
         trainer.processes.wait()
         scores = {"log_score_before": before, "log_score_after": after, "decisions": len(rows)}
         fit.figures |= {CALIBRATION: temperature} | scores

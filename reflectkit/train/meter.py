@@ -1,4 +1,6 @@
-"""What a training service is asked: tokens by kind, what they cost, and the budget that they must not exceed."""
+"""What a training service is asked: tokens by kind, what they cost, and the budget that they must
+not exceed.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,22 @@ from reflectkit.sampling.protocols import Drawn
 from reflectkit.sampling.service import ServiceAdapter, Step, TrainingService
 
 READ, SAMPLED, TRAINED = "read", "sampled", "trained"
-"""Kinds of tokens: of a forward pass, and of a prompt; of texts that were written; of a forward and backward pass."""
+"""Kinds of tokens: of a forward pass, and of a prompt; of texts that were written; of a forward and
+backward pass.
+"""
 
 
 @dataclass
 class Meter:
-    """Counts tokens. prices: US dollars for a million tokens of each kind. budget: what they are paid from."""
+    """Counts tokens. prices: US dollars for a million tokens of each kind. budget: what they are
+    paid from.
+    """
 
     prices: dict[str, float] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
-    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys((READ, SAMPLED, TRAINED), 0))
+    tokens: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys((READ, SAMPLED, TRAINED), 0)
+    )
     spent: float = 0.0
     """US dollars."""
 
@@ -37,7 +45,9 @@ class Meter:
 
     @asynccontextmanager
     async def paid(self, **tokens: int) -> AsyncIterator[None]:
-        """Pay for these tokens, unless the context raises. Raises BudgetSpentError if the budget does not have it."""
+        """Pay for these tokens, unless the context raises. Raises BudgetSpentError if the budget
+        does not have it.
+        """
         async with self.reserve(**tokens) as allowed:
             if not allowed:
                 raise self.refuse()
@@ -65,13 +75,16 @@ class Meter:
     def refuse(self) -> BudgetSpentError:
         """The error for a request that the budget does not allow."""
         return BudgetSpentError(
-            f"--max-cost-usd {self.budget.limit:g}: the next request would exceed it, ${self.budget.paid:.4g} are"
-            " spent; raise it and run the same again, which goes on from the last checkpoint"
+            f"--max-cost-usd {self.budget.limit:g}: the next request would exceed it,"
+            f" ${self.budget.paid:.4g} are spent; raise it and run the same again, which goes on"
+            " from the last checkpoint"
         )
 
 
 class MeteredAdapter:
-    """`adapter`, whose requests are counted by `meter`. Raises BudgetSpentError before one exceeds the budget."""
+    """`adapter`, whose requests are counted by `meter`. Raises BudgetSpentError before one exceeds
+    the budget.
+    """
 
     def __init__(self, adapter: ServiceAdapter, meter: Meter) -> None:
         self.adapter, self.meter = adapter, meter
@@ -82,7 +95,10 @@ class MeteredAdapter:
             return await self.adapter.forward(rows)
 
     async def backward(
-        self, rows: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], slopes: Sequence[Sequence[float]]
+        self,
+        rows: Sequence[Sequence[int]],
+        logprobs: Sequence[Sequence[float]],
+        slopes: Sequence[Sequence[float]],
     ) -> list[list[float]]:
         """See `ServiceAdapter`."""
         async with self.meter.paid(trained=sum(map(len, rows))):

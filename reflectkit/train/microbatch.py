@@ -16,21 +16,22 @@ from reflectkit.models.scoring import choice_logprobs, entropy, token_logprobs
 from reflectkit.types import Sample
 
 READ, WORTH = 0.6, 25e6
-"""Limits of `saves`. Of a row, a tree costs a model of 1 M parameters in four layers as much as 33 tokens: it gathers
-keys and values, layer by layer, and its passes are smaller. At least three times as much must be saved.
+"""Limits of `saves`. Of a row, a tree costs a model of 1 M parameters in four layers as much as 33
+tokens: it gathers keys and values, layer by layer, and its passes are smaller. At least three times
+as much must be saved.
 """
 FEW = 16  # units of a micro-batch; of more, a tree is not built to know its size
 LARGE, PASS = 1e6, 60
-"""A model with LARGE parameters a layer spends its time on a CPU on tokens and passes. With SmolLM2-135M and LoRA, a
-pass of a tree costs as much as 20 to 60 tokens.
+"""A model with LARGE parameters a layer spends its time on a CPU on tokens and passes. With
+SmolLM2-135M and LoRA, a pass of a tree costs as much as 20 to 60 tokens.
 """
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One input sequence: the tokens of a text row, or a prompt that several choices share. rows: indices of its
-    samples. branched: whether the prompt and the chains of its labels' trie are one row (`models.scoring`).
-    separately: whether the labels are read alone.
+    """One input sequence: the tokens of a text row, or a prompt that several choices share. rows:
+    indices of its samples. branched: whether the prompt and the chains of its labels' trie are one
+    row (`models.scoring`). separately: whether the labels are read alone.
     """
 
     tokens: tuple[int, ...]
@@ -41,7 +42,9 @@ class Unit:
 
     @cached_property
     def size(self) -> int:
-        """How many tokens are read for it at most: unless it is branched, the prompt once for each chain."""
+        """How many tokens are read for it at most: unless it is branched, the prompt once for each
+        chain.
+        """
         if not self.choices:
             return len(self.tokens)
         if self.separately:
@@ -54,8 +57,8 @@ class Unit:
 
 @dataclass(frozen=True)
 class Scored:
-    """N trained tokens or choices: row_N, the sample of each; place_N, its position there; logprob_N and entropy_N,
-    with gradients; hidden_ND, the hidden state that predicts it.
+    """N trained tokens or choices: row_N, the sample of each; place_N, its position there;
+    logprob_N and entropy_N, with gradients; hidden_ND, the hidden state that predicts it.
     """
 
     row_N: list[int]
@@ -67,13 +70,21 @@ class Scored:
     """Of all K legal labels, or of the whole vocabulary; (N, 0) if this was not asked for."""
 
 
-def units(samples: Sequence[Sample], branched: bool = False, separately: bool = False) -> list[Unit]:
+def units(
+    samples: Sequence[Sample], branched: bool = False, separately: bool = False
+) -> list[Unit]:
     """The units of `samples`, in order of first occurrence. branched, separately: see `Unit`."""
     members: dict[tuple[Any, ...], list[int]] = {}
     for number, sample in enumerate(samples):
-        key = (sample.tokens[: sample.start], sample.choices) if sample.choices else (sample.tokens, (), number)
+        key = (
+            (sample.tokens[: sample.start], sample.choices)
+            if sample.choices
+            else (sample.tokens, (), number)
+        )
         members.setdefault(key, []).append(number)
-    return [Unit(key[0], key[1], tuple(rows), branched, separately) for key, rows in members.items()]
+    return [
+        Unit(key[0], key[1], tuple(rows), branched, separately) for key, rows in members.items()
+    ]
 
 
 def minibatches(parts: Sequence[Unit], count: int) -> list[list[Unit]]:
@@ -97,8 +108,8 @@ def minibatches(parts: Sequence[Unit], count: int) -> list[list[Unit]]:
 
 
 def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
-    """`parts` in micro-batches of similar lengths and at most `max_tokens` tokens, padding included; a longer unit gets
-    a micro-batch of its own.
+    """`parts` in micro-batches of similar lengths and at most `max_tokens` tokens, padding
+    included; a longer unit gets a micro-batch of its own.
     """
     if parts and parts[0].separately:
         return _packed_by_prompt(parts, max_tokens)
@@ -114,8 +125,9 @@ def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
 
 
 def _packed_by_prompt(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
-    """`parts` whose labels are read alone, in micro-batches of at most `max_tokens` tokens. Units with the same prompt
-    are neighbours, and a label that several of them have is counted and read once.
+    """`parts` whose labels are read alone, in micro-batches of at most `max_tokens` tokens. Units
+    with the same prompt are neighbours, and a label that several of them have is counted and read
+    once.
     """
     batches: list[list[Unit]] = []
     size, read = 0, set[tuple[tuple[int, ...], Path]]()
@@ -135,14 +147,17 @@ def _packed_by_prompt(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]
 def saves(model: Any, parts: Sequence[Unit], max_tokens: int) -> bool:
     """Whether reading `parts` as trees is faster, in micro-batches of `max_tokens`: never on a GPU.
 
-    A large model must save more than PASS tokens, padding included, for each pass that trees add. A small one must read
-    at most READ of the tokens, and save WORTH tokens times parameters of a layer for each unit.
+    A large model must save more than PASS tokens, padding included, for each pass that trees add. A
+    small one must read at most READ of the tokens, and save WORTH tokens times parameters of a
+    layer for each unit.
     """
     weights = list(model.parameters())
     if weights[0].device.type != "cpu":
         return False
     micros = packed_as_trees(parts, max_tokens)
-    layer = sum(weight.numel() for weight in weights) / model.config.get_text_config().num_hidden_layers
+    layer = (
+        sum(weight.numel() for weight in weights) / model.config.get_text_config().num_hidden_layers
+    )
     if layer >= LARGE:
         plain = packed(parts, max_tokens)
         added = -len(plain)
@@ -162,9 +177,9 @@ def saves(model: Any, parts: Sequence[Unit], max_tokens: int) -> bool:
 def packed_as_trees(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
     """`parts` in micro-batches of units that begin alike, to be read as trees (`models.scoring`).
 
-    The tokens that are read, with padding, and the keys and values before them as an eighth of a token each are
-    together `max_tokens` at most. Padding is counted where units are long; else the tokens are counted twice. A larger
-    unit gets a micro-batch of its own.
+    The tokens that are read, with padding, and the keys and values before them as an eighth of a
+    token each are together `max_tokens` at most. Padding is counted where units are long; else the
+    tokens are counted twice. A larger unit gets a micro-batch of its own.
     """
     batches: list[list[Unit]] = []
     read = widest = 0
@@ -205,8 +220,9 @@ def score(
     whole: bool = False,
     entropy_learns: bool = True,
 ) -> Scored:
-    """Score the trained tokens of a micro-batch of only choices or only text. model: a model or its Scorer. share: what
-    its units begin with is read once, if the model allows. whole, entropy_learns: see `token_logprobs`.
+    """Score the trained tokens of a micro-batch of only choices or only text. model: a model or its
+    Scorer. share: what its units begin with is read once, if the model allows. whole,
+    entropy_learns: see `token_logprobs`.
     """
     prompts = [unit.tokens for unit in micro]
     if not micro[0].choices:
@@ -225,20 +241,37 @@ def score(
         return Scored(rows, places, *scores)
     choices = [unit.choices for unit in micro]
     logprobs_UK, hidden_UD = choice_logprobs(
-        model, prompts, choices, pad_id=pad_id, temperature=temperature, share=share, separately=micro[0].separately
+        model,
+        prompts,
+        choices,
+        pad_id=pad_id,
+        temperature=temperature,
+        share=share,
+        separately=micro[0].separately,
     )
     return scored_choices(samples, micro, logprobs_UK, hidden_UD)
 
 
 def scored_choices(
-    samples: Sequence[Sample], micro: Sequence[Unit], logprobs_UK: torch.Tensor, hidden_UD: torch.Tensor
+    samples: Sequence[Sample],
+    micro: Sequence[Unit],
+    logprobs_UK: torch.Tensor,
+    hidden_UD: torch.Tensor,
 ) -> Scored:
-    """The scores of what was chosen in the rows of `micro`, U units, from those of all their labels."""
+    """The scores of what was chosen in the rows of `micro`, U units, from those of all their
+    labels.
+    """
     rows = [row for unit in micro for row in unit.rows]
     places = [samples[row].start for row in rows]
-    actions = [samples[row].choices.index(samples[row].tokens[place:]) for row, place in zip(rows, places, strict=True)]
-    unit_N = torch.tensor([index for index, unit in enumerate(micro) for _ in unit.rows], device=logprobs_UK.device)
+    actions = [
+        samples[row].choices.index(samples[row].tokens[place:])
+        for row, place in zip(rows, places, strict=True)
+    ]
+    unit_N = torch.tensor(
+        [index for index, unit in enumerate(micro) for _ in unit.rows], device=logprobs_UK.device
+    )
     action_N = torch.tensor(actions, device=unit_N.device)
-    logprob_N = logprobs_UK[unit_N, action_N]  # before the entropy: the order in which gradients are summed
+    # Before the entropy: the order in which gradients are summed
+    logprob_N = logprobs_UK[unit_N, action_N]
     entropy_N = entropy(logprobs_UK)[unit_N]
     return Scored(rows, places, logprob_N, entropy_N, hidden_UD[unit_N], logprobs_UK[unit_N])

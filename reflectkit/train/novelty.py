@@ -1,13 +1,15 @@
-"""Exploration by counting: early in training, steps that lead to states which were rarely seen have a larger advantage.
+"""Exploration by counting: early in training, steps that lead to states which were rarely seen have
+a larger advantage.
 
-Where success is rare, returns say little at first, and a policy settles on what costs least, such as giving up. A bonus
-of 1/√n for the n-th visit of a state (count-based exploration, arXiv 1606.01868, eq. 5) leads it elsewhere. The bonus
-has advantages of its own, so its weight does not depend on the size of the rewards, and neither the returns that are
-reported nor the critic see it.
+Where success is rare, returns say little at first, and a policy settles on what costs least, such
+as giving up. A bonus of 1/√n for the n-th visit of a state (count-based exploration, arXiv
+1606.01868, eq. 5) leads it elsewhere. The bonus has advantages of its own, so its weight does not
+depend on the size of the rewards, and neither the returns that are reported nor the critic see it.
 
-Bonuses shrink as visits grow. Divided by their present deviation they would not: in a game of few states, each other
-step would count as new for half of the training, and a policy may forget how the game ends. Divided by their first
-deviation, they would be gone after a few updates. So the divisor is the geometric mean of both.
+Bonuses shrink as visits grow. Divided by their present deviation they would not: in a game of few
+states, each other step would count as new for half of the training, and a policy may forget how the
+game ends. Divided by their first deviation, they would be gone after a few updates. So the divisor
+is the geometric mean of both.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ FADES_OVER = 0.5
 class Novelty:
     """Counts the visits of states, and makes advantages of them.
 
-    weight: of these advantages at the start, where those of the rewards have 1 with `--normalize`; 0: nothing is
-    counted.
+    weight: of these advantages at the start, where those of the rewards have 1 with `--normalize`;
+    0: nothing is counted.
     """
 
     def __init__(self, weight: float) -> None:
@@ -48,8 +50,11 @@ class Novelty:
         """
         return self.weight * max(0.0, 1 - step / (FADES_OVER * steps))
 
-    def added_to(self, estimates: Estimates, fresh: Sequence[Trajectory], weight: float) -> Estimates:
-        """`estimates` with the advantages of the novelty of `fresh`, which they begin with, times `weight`.
+    def added_to(
+        self, estimates: Estimates, fresh: Sequence[Trajectory], weight: float
+    ) -> Estimates:
+        """`estimates` with the advantages of the novelty of `fresh`, which they begin with, times
+        `weight`.
 
         The visits of `fresh` are counted. Replayed episodes, which follow, stay as they are.
         """
@@ -63,8 +68,8 @@ class Novelty:
         return replace(estimates, advantages=advantages + estimates.advantages[len(fresh) :])
 
     def advantages(self, fresh: Sequence[Trajectory]) -> Numbers:
-        """The sum of the bonuses that follow each decision, minus the mean over all decisions. The divisor is the
-        geometric mean of their standard deviation and of that in the first update.
+        """The sum of the bonuses that follow each decision, minus the mean over all decisions. The
+        divisor is the geometric mean of their standard deviation and of that in the first update.
         """
         sums = [returns_to_go(self._bonuses(trajectory), 1.0) for trajectory in fresh]
         every = [value for row in sums for value in row]
@@ -79,12 +84,16 @@ class Novelty:
         return {"first_deviation": self.first_deviation, "visits": self.visits}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned. Raises KeyError, TypeError or ValueError for something else."""
+        """Restore what `state` returned. Raises KeyError, TypeError or ValueError for something
+        else.
+        """
         self.first_deviation = float(state["first_deviation"])
         self.visits = Counter({str(seen): int(count) for seen, count in state["visits"].items()})
 
     def _bonuses(self, trajectory: Trajectory) -> list[float]:
-        """The bonus of the state to which each decision led; 0 for the last one's, after which nothing is decided."""
+        """The bonus of the state to which each decision led; 0 for the last one's, after which
+        nothing is decided.
+        """
         bonuses = []
         for turn in trajectory.turns[1:]:
             state = state_key(turn.observation)

@@ -1,10 +1,12 @@
-"""The policy's optimizer, AdamW: weights, gradients and state are replicated in every process or sharded (FSDP2).
+"""The policy's optimizer, AdamW: weights, gradients and state are replicated in every process or
+sharded (FSDP2).
 
-Weights of 16 bits are optimised in float32 copies. bfloat16 has 8 significant bits, so a step below 1/512 of a weight
-would be rounded away, and most steps of a rate of 1e-5 are (mixed precision training, arXiv 1710.03740, section 3.1).
+Weights of 16 bits are optimised in float32 copies. bfloat16 has 8 significant bits, so a step below
+1/512 of a weight would be rounded away, and most steps of a rate of 1e-5 are (mixed precision
+training, arXiv 1710.03740, section 3.1).
 
-Both have one interface for the learner: it runs the scorer, computes gradients and calls `step`. Loading what
-`tensors` returned continues training exactly.
+Both have one interface for the learner: it runs the scorer, computes gradients and calls `step`.
+Loading what `tensors` returned continues training exactly.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def is_rounded(weight: torch.Tensor) -> bool:
 
 
 class CopyingAdamW(torch.optim.AdamW):
-    """AdamW whose state and steps are in float32 for weights of 16 bits, which are rounded after each step.
+    """AdamW whose state and steps are in float32 for weights of 16 bits, which are rounded after
+    each step.
 
     A weight's state then has its float32 copy, too. Other weights are treated as AdamW treats them.
     """
@@ -91,12 +94,19 @@ class CopyingAdamW(torch.optim.AdamW):
             weight = every[number]
             if is_rounded(weight):
                 self.state[weight] = {
-                    name: value.clone() if name == "step" else value.to(weight.device, torch.float32, copy=True)
+                    name: value.clone()
+                    if name == "step"
+                    else value.to(weight.device, torch.float32, copy=True)
                     for name, value in values.items()
                 }
 
     def _rounded_weights(self) -> list[torch.Tensor]:
-        return [weight for group in self.param_groups for weight in group["params"] if is_rounded(weight)]
+        return [
+            weight
+            for group in self.param_groups
+            for weight in group["params"]
+            if is_rounded(weight)
+        ]
 
     def _state_of(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         """The state of a weight of 16 bits, which begins with its first step."""
@@ -109,7 +119,9 @@ class CopyingAdamW(torch.optim.AdamW):
         return state
 
 
-def new_optimizer(weights: Iterable[nn.Parameter], rate: float, decay: float) -> torch.optim.Optimizer:
+def new_optimizer(
+    weights: Iterable[nn.Parameter], rate: float, decay: float
+) -> torch.optim.Optimizer:
     """AdamW over `weights`, of which those that decay must come first.
 
     rate: learning rate. decay: weight decay; 0: none.
@@ -126,12 +138,15 @@ def new_optimizer(weights: Iterable[nn.Parameter], rate: float, decay: float) ->
 
 
 def decays(weight: torch.Tensor) -> bool:
-    """Whether weight decay applies: to matrices, embeddings and convolutions, but not to biases and norms."""
+    """Whether weight decay applies: to matrices, embeddings and convolutions, but not to biases and
+    norms.
+    """
     return weight.ndim > 1
 
 
 def set_dropout(model: nn.Module, probability: float) -> None:
-    """Change every dropout of `model` in place, but not that of adapters; its config stays as it is.
+    """Change every dropout of `model` in place, but not that of adapters; its config stays as it
+    is.
 
     Raises ConfigError if it has none.
     """
@@ -143,11 +158,15 @@ def set_dropout(model: nn.Module, probability: float) -> None:
             module.p = probability
             places += 1
         for attribute, value in list(vars(module).items()):
-            if "dropout" in attribute and isinstance(value, float):  # of attention, which has no module for it
+            # Of attention, which has no module for it
+            if "dropout" in attribute and isinstance(value, float):
                 setattr(module, attribute, probability)
                 places += 1
     if not places:
-        raise ConfigError("--dropout: this model has no dropout; leave it out, or use --lora-dropout or --weight-decay")
+        raise ConfigError(
+            "--dropout: this model has no dropout; leave it out, or use --lora-dropout or"
+            " --weight-decay"
+        )
 
 
 Tensors = dict[str, torch.Tensor]
@@ -156,13 +175,17 @@ Tensors = dict[str, torch.Tensor]
 class Replicated:
     """Every process holds everything; gradients are summed once per step.
 
-    model: its trainable weights are optimised. rate: peak learning rate. max_norm: maximum gradient norm. decay: weight
-    decay, see `decays`.
+    model: its trainable weights are optimised. rate: peak learning rate. max_norm: maximum gradient
+    norm. decay: weight decay, see `decays`.
     """
 
-    def __init__(self, model: nn.Module, processes: Processes, *, rate: float, max_norm: float, decay: float) -> None:
+    def __init__(
+        self, model: nn.Module, processes: Processes, *, rate: float, max_norm: float, decay: float
+    ) -> None:
         self.model, self.processes, self.rate, self.max_norm = model, processes, rate, max_norm
-        trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+        trained = [
+            (name, weight) for name, weight in model.named_parameters() if weight.requires_grad
+        ]
         if decay:  # in the order of the optimizer's groups, by which it numbers its state
             trained.sort(key=lambda entry: not decays(entry[1]))
         self.weights = [weight for _, weight in trained]
@@ -185,8 +208,8 @@ class Replicated:
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(self) -> float:
-        """Update the weights and return the gradient norm before clipping. If it is not finite, the weights are
-        unchanged.
+        """Update the weights and return the gradient norm before clipping. If it is not finite, the
+        weights are unchanged.
         """
         self.processes.add_gradients(self.weights)
         return self._clip_and_step()
@@ -203,17 +226,21 @@ class Replicated:
         return list(self.weights)
 
     def tensors(self) -> Tensors:
-        """The optimizer's state as `<number of the weight>.<name>`. All processes must call this; the first one's
-        result is the complete one.
+        """The optimizer's state as `<number of the weight>.<name>`. All processes must call this;
+        the first one's result is the complete one.
         """
         return flat(self.optimizer.state_dict()["state"])
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restore what `tensors` returned. Raises KeyError or ValueError if it belongs to another model."""
+        """Restore what `tensors` returned. Raises KeyError or ValueError if it belongs to another
+        model.
+        """
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": nested(tensors)})
 
     def model_state(self) -> Tensors | None:
-        """The policy's full weights if they are sharded; None if the model holds them. All processes must call this."""
+        """The policy's full weights if they are sharded; None if the model holds them. All
+        processes must call this.
+        """
         return None
 
 
@@ -243,23 +270,36 @@ class Fsdp2(Replicated):
     @override
     def tensors(self) -> Tensors:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        named: Any = get_optimizer_state_dict(self.scorer, self.optimizer.optimizer, options=options)
+        named: Any = get_optimizer_state_dict(
+            self.scorer, self.optimizer.optimizer, options=options
+        )
         named = named.get("state", {})  # empty in all processes but the first, which writes
-        return flat({number: named.get(f"model.{name}", {}) for number, name in enumerate(self.names)})
+        return flat(
+            {number: named.get(f"model.{name}", {}) for number, name in enumerate(self.names)}
+        )
 
     @override
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         inner, options = self.optimizer.optimizer, StateDictOptions(full_state_dict=True)
         groups = get_optimizer_state_dict(self.scorer, inner, options=options)["param_groups"]
-        named: Any = {f"model.{self.names[number]}": values for number, values in nested(tensors).items()}
-        set_optimizer_state_dict(self.scorer, inner, {"state": named, "param_groups": groups}, options=options)
+        named: Any = {
+            f"model.{self.names[number]}": values for number, values in nested(tensors).items()
+        }
+        set_optimizer_state_dict(
+            self.scorer, inner, {"state": named, "param_groups": groups}, options=options
+        )
 
     @override
     def model_state(self) -> Tensors | None:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         whole: Any = get_model_state_dict(self.scorer, options=options)
-        once = {name for name, _ in self.model.named_parameters()}  # tied weights have two names in a state dict
-        return {name: value for key, value in whole.items() if (name := key.removeprefix("model.")) in once}
+        # Tied weights have two names in a state dict
+        once = {name for name, _ in self.model.named_parameters()}
+        return {
+            name: value
+            for key, value in whole.items()
+            if (name := key.removeprefix("model.")) in once
+        }
 
 
 def make_optimizer(model: nn.Module, processes: Processes, **settings: Any) -> Replicated:
@@ -270,7 +310,11 @@ def make_optimizer(model: nn.Module, processes: Processes, **settings: Any) -> R
 
 def flat(state: Mapping[int, Mapping[str, torch.Tensor]]) -> Tensors:
     """An optimizer's state under `<number of the weight>.<name>`."""
-    return {f"{number}.{name}": value for number, values in state.items() for name, value in values.items()}
+    return {
+        f"{number}.{name}": value
+        for number, values in state.items()
+        for name, value in values.items()
+    }
 
 
 def nested(tensors: Mapping[str, torch.Tensor]) -> dict[int, Tensors]:

@@ -1,7 +1,9 @@
-"""The processes of a distributed run, each with a full copy of the policy or a shard of it, and how they are started.
+"""The processes of a distributed run, each with a full copy of the policy or a shard of it, and how
+they are started.
 
-`--processes`, torchrun or `accelerate launch` starts them; otherwise there is one. Every process holds the whole batch
-and does its share of the work, so the result does not depend on how many there are.
+`--processes`, torchrun or `accelerate launch` starts them; otherwise there is one. Every process
+holds the whole batch and does its share of the work, so the result does not depend on how many
+there are.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
 
 
 class Processes:
-    """This process, number `rank` of `count`. accelerator: accelerate's Accelerator; None: a single process."""
+    """This process, number `rank` of `count`. accelerator: accelerate's Accelerator; None: a single
+    process.
+    """
 
     def __init__(self, accelerator: Any = None) -> None:
         self.accelerator = accelerator
@@ -45,11 +49,15 @@ class Processes:
     @property
     def kind(self) -> str:
         """accelerate's name for the distributed type, e.g. "MULTI_GPU"."""
-        return str(self.accelerator.distributed_type).rpartition(".")[2] if self.accelerator else "NO"
+        return (
+            str(self.accelerator.distributed_type).rpartition(".")[2] if self.accelerator else "NO"
+        )
 
     @property
     def sharded(self) -> bool:
-        """Whether each process holds a shard of the policy (FSDP2), so that a forward pass needs all processes."""
+        """Whether each process holds a shard of the policy (FSDP2), so that a forward pass needs
+        all processes.
+        """
         return self.kind == "FSDP"
 
     @property
@@ -89,11 +97,16 @@ class Processes:
         for weight in every:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-        for dtype in dict.fromkeys(weight.dtype for weight in every):  # in the same order in all processes
-            gradients = [weight.grad for weight in every if weight.dtype is dtype and weight.grad is not None]
+        # In the same order in all processes
+        for dtype in dict.fromkeys(weight.dtype for weight in every):
+            gradients = [
+                weight.grad for weight in every if weight.dtype is dtype and weight.grad is not None
+            ]
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             torch.distributed.all_reduce(flat)
-            for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+            for gradient, part in zip(
+                gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True
+            ):
                 gradient.copy_(part.view_as(gradient))
 
     @contextlib.contextmanager
@@ -108,14 +121,17 @@ class Processes:
                 self.wait()
 
     def whole_weights(self, model: Any) -> dict[str, torch.Tensor] | None:
-        """The full weights of `model` if they are sharded; None if it holds them. All processes must call this."""
+        """The full weights of `model` if they are sharded; None if it holds them. All processes
+        must call this.
+        """
         if not self.sharded:
             return None
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         whole: Any = get_model_state_dict(model, options=options)
-        once = {name for name, _ in model.named_parameters()}  # tied weights have two names in a state dict
+        # Tied weights have two names in a state dict
+        once = {name for name, _ in model.named_parameters()}
         return {name: value for name, value in whole.items() if name in once}
 
     def wait(self) -> None:
@@ -127,23 +143,31 @@ class Processes:
 
 
 PATIENCE_S = 10.0
-"""How long the others may go on once a process has failed: the first one writes down why an update diverged."""
+"""How long the others may go on once a process has failed: the first one writes down why an update
+diverged.
+"""
 LAUNCHED = "REFLECTKIT_LAUNCHED"
-"""Set in the processes that `launch` starts; their standard input ends when the process that started them does."""
+"""Set in the processes that `launch` starts; their standard input ends when the process that
+started them does.
+"""
 ERROR = re.compile(r"^reflectkit(?: \(process \d+\))?: (.*)$", re.MULTILINE)
 
 
 def check_launch(count: int) -> None:
     """Raises ConfigError if `count` processes are to be started by one that a launcher has started."""
-    itself = "--processes starts the processes itself; leave out torchrun or accelerate, which have started this one"
+    itself = (
+        "--processes starts the processes itself; leave out torchrun or accelerate, which have"
+        " started this one"
+    )
     refuse(count > 1 and "RANK" in os.environ, itself)
 
 
 def launch(stage: str, config: Any, run: Callable[[Any, Progress], Report]) -> Report:
-    """The report of `stage` with the settings of `config`, in `config.processes` processes. The first shows progress.
+    """The report of `stage` with the settings of `config`, in `config.processes` processes. The
+    first shows progress.
 
-    run: of the stage; it finds what they have finished. Raises ReflectkitError: the error of a process, or that it was
-    killed.
+    run: of the stage; it finds what they have finished. Raises ReflectkitError: the error of a
+    process, or that it was killed.
     """
     started, count = time.time(), config.processes
     values = {name: as_plain(value) for name, value in flat(config).items()} | {"processes": 1}
@@ -152,10 +176,20 @@ def launch(stage: str, config: Any, run: Callable[[Any, Progress], Report]) -> R
         port = int(free.getsockname()[1])
         free.close()
         settings = Path(folder, "settings.yaml")
-        settings.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
-        shared = {**os.environ, LAUNCHED: "1", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+        settings.write_text(
+            json.dumps({name: value for name, value in values.items() if value is not None})
+        )
+        shared = {
+            **os.environ,
+            LAUNCHED: "1",
+            "WORLD_SIZE": str(count),
+            "LOCAL_WORLD_SIZE": str(count),
+        }
         shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        shared |= {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONSAFEPATH": "1"}
+        shared |= {
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            "PYTHONSAFEPATH": "1",
+        }
         processes: list[subprocess.Popen[bytes]] = []
         codes: dict[int, int] = {}
         ends = math.inf
@@ -166,7 +200,8 @@ def launch(stage: str, config: Any, run: Callable[[Any, Progress], Report]) -> R
                         [sys.executable, "-m", "reflectkit", stage, "--config", str(settings)],
                         env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                         stdin=subprocess.PIPE,
-                        start_new_session=True,  # Ctrl-C in a terminal is for this process, which passes it on
+                        # Ctrl-C in a terminal is for this process, which passes it on
+                        start_new_session=True,
                         stdout=subprocess.DEVNULL if rank else None,
                         stderr=log,
                     )
@@ -181,7 +216,9 @@ def launch(stage: str, config: Any, run: Callable[[Any, Progress], Report]) -> R
             except KeyboardInterrupt:
                 for process in processes:
                     process.terminate()
-                for process in processes:  # until the present update is saved; again to stop at once
+                for (
+                    process
+                ) in processes:  # until the present update is saved; again to stop at once
                     process.wait()
                 raise
         finally:
@@ -189,7 +226,9 @@ def launch(stage: str, config: Any, run: Callable[[Any, Progress], Report]) -> R
                 process.kill()
                 process.communicate()
         failed = [
-            _failure(f"{stage}: process {rank}", code, Path(folder, str(rank))) for rank, code in codes.items() if code
+            _failure(f"{stage}: process {rank}", code, Path(folder, str(rank)))
+            for rank, code in codes.items()
+            if code
         ]
     if failed:
         raise next((error for error in failed if isinstance(error, ReflectkitError)), failed[0])
@@ -212,7 +251,9 @@ def _failure(place: str, code: int, log: Path) -> Exception:
 
 
 def start_processes(stage: str, device: str, threads: int = 1) -> Processes:
-    """The processes of this launch, or this one alone. Raises ConfigError if `stage` does not support the launch."""
+    """The processes of this launch, or this one alone. Raises ConfigError if `stage` does not
+    support the launch.
+    """
     if LAUNCHED in os.environ:
 
         def watch() -> None:
@@ -232,7 +273,10 @@ def start_processes(stage: str, device: str, threads: int = 1) -> Processes:
     supported = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP")
     kind = accelerator.distributed_type
     name = str(kind).rpartition(".")[2]
-    unknown = f"{stage} does not support {name}; use a config of `reflectkit list --configs`, such as fsdp2"
+    unknown = (
+        f"{stage} does not support {name}; use a config of `reflectkit list --configs`, such as"
+        " fsdp2"
+    )
     refuse(kind not in map(DistributedType, supported), unknown)
     old = kind == DistributedType.FSDP and not accelerator.is_fsdp2
     refuse(old, f"{stage} supports FSDP2 only: set fsdp_version: 2, as in {launch_config('fsdp2')}")
@@ -241,14 +285,17 @@ def start_processes(stage: str, device: str, threads: int = 1) -> Processes:
 
 @contextlib.contextmanager
 def stopped_between(what: str, progress: Progress, wanted: bool) -> Iterator[list[int]]:
-    """The first Ctrl-C, SIGTERM or SIGHUP is kept in the list, so that the present step or update (`what`) ends and is
-    saved, and takes effect behind the block; a second one does at once. Only if `wanted`, in the main thread.
+    """The first Ctrl-C, SIGTERM or SIGHUP is kept in the list, so that the present step or update
+    (`what`) ends and is saved, and takes effect behind the block; a second one does at once. Only
+    if `wanted`, in the main thread.
     """
     stop: list[int] = []
     if not wanted or threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = [
+        getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+    ]
     usual: dict[int, Any] = {number: signal.getsignal(number) for number in numbers}
 
     def take(number: int, frame: Any) -> None:
@@ -275,9 +322,15 @@ def stopped_between(what: str, progress: Progress, wanted: bool) -> Iterator[lis
 def shared_run(
     stage: str, config: Any, inputs: list[Path], processes: Processes, limits: Collection[str] = ()
 ) -> Iterator[Run]:
-    """The run, which the first process opens and locks; the others get its folder. limits: see `open_run`."""
+    """The run, which the first process opens and locks; the others get its folder. limits: see
+    `open_run`.
+    """
     with contextlib.ExitStack() as stack:
-        own_run = stack.enter_context(open_run(stage, config, inputs, limits=limits)) if processes.first else None
+        own_run = (
+            stack.enter_context(open_run(stage, config, inputs, limits=limits))
+            if processes.first
+            else None
+        )
         facts = (own_run.folder, own_run.done, own_run.earlier_steps) if own_run else None
         shared = processes.gather(facts)[0]
         yield own_run or Run(stage, *shared)

@@ -1,10 +1,12 @@
-"""The reflector as a second player: its comments are actions, each compared with others on the same state.
+"""The reflector as a second player: its comments are actions, each compared with others on the same
+state.
 
-Episodes are played again up to a state, where the reflector comments anew, several times. The state is the same, since
-the recorded actions are taken again from the same start, and so are the dice, since a turn's seed is that of the
-recorded episode: the "vine" of TRPO (Schulman et al. 2015, arXiv 1502.05477, section 5.2), with comments as the
-actions. The advantage of a comment is its reward minus the mean reward of the others on that state. Leaving the comment
-out of its own baseline keeps the gradient unbiased (RLOO, arXiv 2402.14740, eq. 6).
+Episodes are played again up to a state, where the reflector comments anew, several times. The state
+is the same, since the recorded actions are taken again from the same start, and so are the dice,
+since a turn's seed is that of the recorded episode: the "vine" of TRPO (Schulman et al. 2015, arXiv
+1502.05477, section 5.2), with comments as the actions. The advantage of a comment is its reward
+minus the mean reward of the others on that state. Leaving the comment out of its own baseline keeps
+the gradient unbiased (RLOO, arXiv 2402.14740, eq. 6).
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ UNLIKE = "the env did not show the same again"
 
 @dataclass(frozen=True)
 class Branch:
-    """The state after the first `turn` turns of an episode that began as `episode` and went as `trajectory`."""
+    """The state after the first `turn` turns of an episode that began as `episode` and went as
+    `trajectory`.
+    """
 
     episode: Episode
     trajectory: Trajectory
@@ -42,8 +46,8 @@ class Branch:
 
 @dataclass(frozen=True)
 class Compared:
-    """The comments on one state, with their rewards. read: whether the env confirms the comment that the policy read
-    there in the recorded episode; None: it cannot tell.
+    """The comments on one state, with their rewards. read: whether the env confirms the comment
+    that the policy read there in the recorded episode; None: it cannot tell.
     """
 
     comments: tuple[Comment, ...]
@@ -60,11 +64,11 @@ async def by_return(
     width: int,
     timeout_s: float = 0.0,
 ) -> list[Compared]:
-    """Comments on each of `branches`, at most one per episode, rewarded with the return from there on, discounted by
-    `gamma`. width, timeout_s: see `rollouts.episode.play_all`.
+    """Comments on each of `branches`, at most one per episode, rewarded with the return from there
+    on, discounted by `gamma`. width, timeout_s: see `rollouts.episode.play_all`.
 
-    The policy reads the comment in that state, and the agent's own ones after it. A state that the env does not show
-    again, or with an episode that was ABORTED, is left out.
+    The policy reads the comment in that state, and the agent's own ones after it. A state that the
+    env does not show again, or with an episode that was ABORTED, is left out.
     """
     comments: dict[int, list[Comment]] = {branch.episode.seed: [] for branch in branches}
     read: dict[int, bool | None] = {}
@@ -78,16 +82,24 @@ async def by_return(
                 reward = _return_from(trajectory, branch.turn, gamma)
                 comments[trajectory.seed].append(replace(comment, reward=reward))
         read |= replay.read
-    return [Compared(tuple(row), read[seed]) for seed, row in comments.items() if len(row) == config.comments]
+    return [
+        Compared(tuple(row), read[seed])
+        for seed, row in comments.items()
+        if len(row) == config.comments
+    ]
 
 
 class _Replay:
-    """Takes the recorded actions up to each branch's state, comments there, and then plays as `agent` does.
+    """Takes the recorded actions up to each branch's state, comments there, and then plays as
+    `agent` does.
 
-    comments: the comment in each state, by the seed of its episode. read: of each state, see `Compared`.
+    comments: the comment in each state, by the seed of its episode. read: of each state, see
+    `Compared`.
     """
 
-    def __init__(self, agent: TwoPlayerAgent, branches: Sequence[Branch], number: int, temperature: float) -> None:
+    def __init__(
+        self, agent: TwoPlayerAgent, branches: Sequence[Branch], number: int, temperature: float
+    ) -> None:
         self.agent, self.number, self.temperature = agent, number, temperature
         self.comments: dict[int, Comment] = {}
         self.read: dict[int, bool | None] = {}
@@ -110,7 +122,9 @@ class _Replay:
         assert self.agent.reflector is not None
         seed = derive(context.seed, "comment to compare", self.number)
         comment = await self.agent.reflector.sampled(observation, self.temperature, seed)
-        self.comments[branch.episode.seed] = replace(comment, true=_confirmed(context.env, comment.text))
+        self.comments[branch.episode.seed] = replace(
+            comment, true=_confirmed(context.env, comment.text)
+        )
         self.read[branch.episode.seed] = _confirmed(context.env, recorded.decision.reflection)
         return await self.agent.act_on(observation, comment.text, context)
 
@@ -124,7 +138,9 @@ def _confirmed(env: Env, comment: str | None) -> bool | None:
 def _return_from(trajectory: Trajectory, turn: int, gamma: float) -> float:
     """The discounted return from `turn` on; if the policy could not act there, what that cost."""
     rewards = [later.reward for later in trajectory.turns[turn:]]
-    if not rewards:  # the truncation penalty is part of the last turn's reward, or the episode's own before the first
+    # The truncation penalty is part of the last turn's reward, or the episode's own before the
+    # first
+    if not rewards:
         rewards = [
             trajectory.turns[-1].info.get("truncation_penalty", 0.0)
             if trajectory.turns
@@ -135,7 +151,9 @@ def _return_from(trajectory: Trajectory, turn: int, gamma: float) -> float:
 
 @dataclass(frozen=True)
 class ReflectorTrainer:
-    """Trains the reflector. learner: holds it, its optimizer, and the frozen one that it started from."""
+    """Trains the reflector. learner: holds it, its optimizer, and the frozen one that it started
+    from.
+    """
 
     learner: Learner
     config: ReflectorTrainingConfig
@@ -146,55 +164,78 @@ class ReflectorTrainer:
         """Whether it takes its turn after the policy's update number `step`."""
         return step % self.config.every == 0
 
-    def learn(self, compared: Sequence[Sequence[Comment]], chance: random.Random, rate: float) -> dict[str, float]:
-        """Learn from the comments on each state; `chance` shuffles them. Returns figures named `reflector_…`.
+    def learn(
+        self, compared: Sequence[Sequence[Comment]], chance: random.Random, rate: float
+    ) -> dict[str, float]:
+        """Learn from the comments on each state; `chance` shuffles them. Returns figures named
+        `reflector_…`.
 
-        rate: the schedule's factor for the learning rate, 0 … 1. Raises DivergedError, see `Learner.update`.
+        rate: the schedule's factor for the learning rate, 0 … 1. Raises DivergedError, see
+        `Learner.update`.
         """
         every = [comment for comments in compared for comment in comments]
         cost = self.config.length_cost
         charged = [
-            [replace(comment, reward=comment.reward - cost * len(comment.token_ids)) for comment in comments]
+            [
+                replace(comment, reward=comment.reward - cost * len(comment.token_ids))
+                for comment in comments
+            ]
             for comments in compared
         ]
         rewards = [[comment.reward for comment in comments] for comments in charged]
         samples = rows(charged, advantages(rewards, self.normalize))
-        figures = self.learner.update(samples, chance, rate).figures if self.config.learning_rate else {}
+        figures = (
+            self.learner.update(samples, chance, rate).figures if self.config.learning_rate else {}
+        )
         alike = sum(max(row) - min(row) <= SPREAD for row in rewards)
         return {f"reflector_{name}": figures[name] for name in FIGURES if name in figures} | {
             "reflector_states": len(rewards),
             "reflector_rows": len(samples),
             "reflector_reward": sum(comment.reward for comment in every) / max(1, len(every)),
-            "reflector_tokens": sum(len(comment.token_ids) for comment in every) / max(1, len(every)),
+            "reflector_tokens": sum(len(comment.token_ids) for comment in every)
+            / max(1, len(every)),
             "states_without_spread": alike / max(1, len(rewards)),
-            "reflector_turn_tokens": sum(len(sample.tokens) for sample in samples) if figures else 0,
+            "reflector_turn_tokens": sum(len(sample.tokens) for sample in samples)
+            if figures
+            else 0,
         }
 
 
 def advantages(rewards: Sequence[Sequence[float]], normalize: bool) -> list[list[float]]:
     """Each comment's reward minus the mean reward of the other comments on its state, by state.
 
-    normalize: divide by the standard deviation over the states whose comments differ; the others have 0.
+    normalize: divide by the standard deviation over the states whose comments differ; the others
+    have 0.
 
     >>> advantages([[3.0, 0.0, 0.0], [1.0, 1.0, 1.0]], normalize=False)
     [[3.0, -1.5, -1.5], [0.0, 0.0, 0.0]]
     """
     result = [
-        [difference for (difference,) in leave_one_out([[reward] for reward in row], [0] * len(row))] for row in rewards
+        [
+            difference
+            for (difference,) in leave_one_out([[reward] for reward in row], [0] * len(row))
+        ]
+        for row in rewards
     ]
     if not normalize:
         return result
-    spread = deviation([value for row in result if any(abs(value) > SPREAD for value in row) for value in row])
+    spread = deviation(
+        [value for row in result if any(abs(value) > SPREAD for value in row) for value in row]
+    )
     return [[value / spread for value in row] for row in result]
 
 
-def rows(compared: Sequence[Sequence[Comment]], advantages: Sequence[Sequence[float]]) -> list[Sample]:
-    """A training row for each comment, of the tokens that were sampled; none of states whose comments did equally well,
-    or on which a comment has no tokens.
+def rows(
+    compared: Sequence[Sequence[Comment]], advantages: Sequence[Sequence[float]]
+) -> list[Sample]:
+    """A training row for each comment, of the tokens that were sampled; none of states whose
+    comments did equally well, or on which a comment has no tokens.
     """
     samples = []
     for place, (comments, row) in enumerate(zip(compared, advantages, strict=True)):
-        if not all(comment.token_ids for comment in comments) or all(abs(value) <= SPREAD for value in row):
+        if not all(comment.token_ids for comment in comments) or all(
+            abs(value) <= SPREAD for value in row
+        ):
             continue
         for comment, advantage in zip(comments, row, strict=True):
             own = RowBuilder(())
@@ -206,8 +247,8 @@ def rows(compared: Sequence[Sequence[Comment]], advantages: Sequence[Sequence[fl
 def visited(
     played: Sequence[Trajectory], begun: Mapping[int, Episode], count: int, chance: random.Random
 ) -> list[Branch]:
-    """A turn of each of at most `count` of the episodes, drawn evenly; `played` all have turns. begun: the episodes
-    by their seeds.
+    """A turn of each of at most `count` of the episodes, drawn evenly; `played` all have turns.
+    begun: the episodes by their seeds.
     """
     chosen = chance.sample(list(played), min(count, len(played)))
     return [Branch(begun[each.seed], each, chance.randrange(len(each.turns))) for each in chosen]

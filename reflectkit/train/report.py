@@ -1,4 +1,6 @@
-"""Report, the last of rlft's four steps: the figures and tables of a run, and what to try if it learned nothing."""
+"""Report, the last of rlft's four steps: the figures and tables of a run, and what to try if it
+learned nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,15 @@ from reflectkit.types import NAMED
 def report(fit: Fit, current: Run, chat: ChatReflector | None, *, is_held_out: bool) -> Report:
     """The report of a run that has ended; the first process writes it.
 
-    chat: the chat model that commented, if one did. is_held_out: whether the held-out problems are no training
-    problems.
+    chat: the chat model that commented, if one did. is_held_out: whether the held-out problems are
+    no training problems.
     """
     run, trainer, is_first = fit.run, fit.trainer, fit.trainer.processes.first
 
     # 1. Means over the last tenth of the updates, and the best checkpoint
-    figures = {"steps": trainer.step, "episodes": trainer.counters["episodes"]} | recent_figures(fit.history)
+    figures = {"steps": trainer.step, "episodes": trainer.counters["episodes"]} | recent_figures(
+        fit.history
+    )
     best = best_checkpoint(checkpoints(current.folder))
     if best is not None:
         figures["best_checkpoint"] = best.name
@@ -42,12 +46,16 @@ def report(fit: Fit, current: Run, chat: ChatReflector | None, *, is_held_out: b
     level = run.problems.held_out
     if level is not None and is_first:
         env, source = run.config.env.name, run.config.problems.source("validate")
-        table, outcomes = held_out.table(current.folder, level, env, trainer.step, source, is_held_out=is_held_out)
+        table, outcomes = held_out.table(
+            current.folder, level, env, trainer.step, source, is_held_out=is_held_out
+        )
         current.tables.append(table)
         figures["held_out"] = outcomes
         if held_out.no_better_than_random(outcomes):
             returns = [row["return"] for row in fit.history if row["return"] is not None]
-            fit.progress.news(f"not measurably better than a random player: try {advice(run.config, returns)}")
+            fit.progress.news(
+                f"not measurably better than a random player: try {advice(run.config, returns)}"
+            )
 
     # 3. What chat models were asked
     usage = run.config.setup.asked(fit.progress)
@@ -55,7 +63,9 @@ def report(fit: Fit, current: Run, chat: ChatReflector | None, *, is_held_out: b
         usage |= {f"reflector {chat.client.endpoint}": chat.client.usage}
     if usage:
         figures["asked"] = usage
-        current.tables += [figures_table(f"Asked: {model}", "value", numbers) for model, numbers in usage.items()]
+        current.tables += [
+            figures_table(f"Asked: {model}", "value", numbers) for model, numbers in usage.items()
+        ]
 
     output = best or fit.checkpoint
     if not is_first:
@@ -64,8 +74,8 @@ def report(fit: Fit, current: Run, chat: ChatReflector | None, *, is_held_out: b
 
 
 def recent_figures(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Means over the last tenth of the updates: of success, if each update has it, of the return, and of the env's own
-    figures.
+    """Means over the last tenth of the updates: of success, if each update has it, of the return,
+    and of the env's own figures.
     """
     recent = history[-max(1, len(history) // 10) :]
     has_success = all("success_rate" in row for row in history)
@@ -77,7 +87,8 @@ def recent_figures(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def advice(config: RLConfig, returns: Sequence[float]) -> str:
-    """What to try after a run that learned nothing, what helped most often in `benchmarks.learning` first.
+    """What to try after a run that learned nothing, what helped most often in `benchmarks.learning`
+    first.
 
     returns: the mean return of each update.
     """
@@ -110,7 +121,9 @@ def cost_of_comments(problems: RLProblems, endpoint: Endpoint, progress: Progres
     config, planned = problems.config, list[PlannedCalls]()
 
     def plan(level: str, tasks: Sequence[Any], episodes: float) -> None:
-        planned.append(PlannedCalls(str(endpoint), level, tasks[:SAMPLED], episodes, [endpoint], comment_alone))
+        planned.append(
+            PlannedCalls(str(endpoint), level, tasks[:SAMPLED], episodes, [endpoint], comment_alone)
+        )
 
     for names, level in zip(problems.stages, problems.levels, strict=True):
         plan(names[-1], level.tasks, config.max_steps * config.episodes / len(problems.levels))

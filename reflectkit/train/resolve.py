@@ -1,4 +1,5 @@
-"""Resolve, the first of rlft's four steps: what the settings leave open is decided once, in a frozen `RLRun`.
+"""Resolve, the first of rlft's four steps: what the settings leave open is decided once, in a
+frozen `RLRun`.
 
 Its problems are found without torch, so that a mistake in them is told at once.
 """
@@ -88,8 +89,12 @@ class RLProblems:
                 why = "ignores the seed of reset, or begins in several ways with one seed"
             return f"env '{env}' {why}: its held-out problems are its training problems"
         training_ids = {task.id for task in self.tasks}
-        if self.held_out is not None and any(task.id in training_ids for task in self.held_out.tasks):
-            return f"level '{hardest}' of the split: its held-out problems are training problems, too"
+        if self.held_out is not None and any(
+            task.id in training_ids for task in self.held_out.tasks
+        ):
+            return (
+                f"level '{hardest}' of the split: its held-out problems are training problems, too"
+            )
         return ""
 
 
@@ -143,14 +148,21 @@ def resolve_problems(config: RLConfig, progress: Progress) -> RLProblems:
     if config.validate_steps or config.held_out:
         try:
             count = max(HELD_OUT_SEEDS, config.held_out)
-            by_id = {task.id: task for task in problems.tasks("validate", hardest, "--curriculum", count)}
-            validation = Level(hardest, list(by_id.values()), setup.maker(hardest), setup.kind.max_concurrency)
+            by_id = {
+                task.id: task for task in problems.tasks("validate", hardest, "--curriculum", count)
+            }
+            validation = Level(
+                hardest, list(by_id.values()), setup.maker(hardest), setup.kind.max_concurrency
+            )
         except DataError as error:
             if config.validate_steps or config.calibrate:
                 raise
             progress.news(f"success on held-out problems is not measured: {error}")
     elif config.validate_problems:
-        progress.news("success on held-out problems is not measured here, as it would cost money; see evaluate")
+        progress.news(
+            "success on held-out problems is not measured here, as it would cost money; see"
+            " evaluate"
+        )
     if validation is not None and config.held_out:
         clusters = [cluster_of(config.env.name, task) for task in validation.tasks]
         places = draw_problems(clusters, config.held_out, config.run.seed)
@@ -158,9 +170,15 @@ def resolve_problems(config: RLConfig, progress: Progress) -> RLProblems:
     return RLProblems(config, stages, levels, validation, held_out, recorded)
 
 
-def _training_level(problems: Problems, setup: EnvSetup, names: Sequence[str], few: int | None) -> Level:
-    """The problems of a stage with these levels. few: how many of them; None: all, and then new ones."""
-    by_id = {task.id: task for name in names for task in problems.tasks("train", name, "--curriculum")}
+def _training_level(
+    problems: Problems, setup: EnvSetup, names: Sequence[str], few: int | None
+) -> Level:
+    """The problems of a stage with these levels. few: how many of them; None: all, and then new
+    ones.
+    """
+    by_id = {
+        task.id: task for name in names for task in problems.tasks("train", name, "--curriculum")
+    }
     dealt = None
     if few is None and all(map(problems.is_endless, names)):
 
@@ -173,9 +191,9 @@ def _training_level(problems: Problems, setup: EnvSetup, names: Sequence[str], f
 
 
 def _play_once(setup: EnvSetup, problems: Problems, level: str, seed: int) -> None:
-    """A random player plays a problem of a user's own environment: what it returns wrongly is refused before torch is
-    imported. An env that is in another process, or asks a chat model, is not started for this, nor is one in each of
-    several processes.
+    """A random player plays a problem of a user's own environment: what it returns wrongly is
+    refused before torch is imported. An env that is in another process, or asks a chat model, is
+    not started for this, nor is one in each of several processes.
     """
     is_launched = "RANK" in os.environ
     if is_launched or not setup.code_files or setup.kind.remote or chat_settings(setup.settings):
@@ -187,8 +205,8 @@ def _play_once(setup: EnvSetup, problems: Problems, level: str, seed: int) -> No
 def resolve(problems: RLProblems, processes: Processes, progress: Progress) -> RLRun:
     """The run that plays `problems`. A packaged or a tiny model is made first, by one process.
 
-    Raises CheckpointError; and ConfigError for settings that do not fit the processes, or prompts that the policy's
-    tokenizer or context do not fit.
+    Raises CheckpointError; and ConfigError for settings that do not fit the processes, or prompts
+    that the policy's tokenizer or context do not fit.
     """
     config = problems.config
     _check_processes(config, processes)
@@ -201,17 +219,23 @@ def resolve(problems: RLProblems, processes: Processes, progress: Progress) -> R
         if config.policy.load_dir is not None:
             config = with_values(config, policy=config.policy.load_dir.checkpoint(progress))
         else:
-            config = with_values(config, model=_model_without_sft(replace(problems, config=config), progress).text)
+            config = with_values(
+                config, model=_model_without_sft(replace(problems, config=config), progress).text
+            )
     policy = config.policy.start
 
     # 2. What is read, and what identifies the run
     problems = replace(problems, config=config)
     inputs = _input_files(problems)
     train_file = config.problems.file("train")
-    settings = identifying(config) | {"problems": digest(train_file) if train_file else digest_of(problems.tasks)}
+    settings = identifying(config) | {
+        "problems": digest(train_file) if train_file else digest_of(problems.tasks)
+    }
 
     # 3. What is saved with the policy
-    reads_comments = reflector is not None and bool(not config.distill.weight or config.distill.joint)
+    reads_comments = reflector is not None and bool(
+        not config.distill.weight or config.distill.joint
+    )
     facts = {
         "env": config.env.name,
         "prompts": PROMPT_VERSION,
@@ -225,18 +249,34 @@ def resolve(problems: RLProblems, processes: Processes, progress: Progress) -> R
     warnings = tuple(_warnings(config, policy, reflector))
     for warning in warnings:
         progress.news(f"warning: {warning}")
-    run = RLRun(config, problems, policy, reflector, config.chat_reflector, inputs, settings, facts, warnings)
+    run = RLRun(
+        config,
+        problems,
+        policy,
+        reflector,
+        config.chat_reflector,
+        inputs,
+        settings,
+        facts,
+        warnings,
+    )
     _check_prompts(run)
     return run
 
 
 def _check_processes(config: RLConfig, processes: Processes) -> None:
-    """Raises ConfigError for settings that do not work in the way in which the processes were started."""
+    """Raises ConfigError for settings that do not work in the way in which the processes were
+    started.
+    """
     sharded, several, sampler = processes.sharded, processes.count > 1, config.sampler.policy
     whole = "needs the whole policy in each process, which FSDP2 spreads; use"
-    refuse(sharded and config.reflector.share_base, f"--share-base {whole} `list --configs multi_gpu`")
+    refuse(
+        sharded and config.reflector.share_base, f"--share-base {whole} `list --configs multi_gpu`"
+    )
     refuse(sharded and sampler != LOCAL, f"--sampler {sampler} {whole} local")
-    refuse(sharded and config.distill.weight, f"--distill-comments {config.distill.weight:g} {whole}")
+    refuse(
+        sharded and config.distill.weight, f"--distill-comments {config.distill.weight:g} {whole}"
+    )
     alone = "runs in one process; leave out torchrun or accelerate"
     refuse(several and config.sampler.remote, f"--sampler {sampler} {alone}")
     refuse(several and config.reflector_training.every, f"--train-reflector {alone}")
@@ -244,7 +284,9 @@ def _check_processes(config: RLConfig, processes: Processes) -> None:
 
 
 def _model_without_sft(problems: RLProblems, progress: Progress) -> ModelRef:
-    """The place of --model: a tiny one is made for these problems, unless an earlier run of the same settings has."""
+    """The place of --model: a tiny one is made for these problems, unless an earlier run of the
+    same settings has.
+    """
     config, model = problems.config, problems.config.policy.start
     if model.kind is not ModelKind.TINY:
         return model.source(config.run.data_dir, progress)
@@ -274,7 +316,9 @@ def _recorded_model(problems: RLProblems) -> ModelRef | None:
     for folder in folders:
         record = read_record(folder)
         model = Path(record.get("settings", {}).get("model", ""))
-        is_tiny = model.parent == config.setup.env_folder / "models" and model.name.startswith(f"{name}-")
+        is_tiny = model.parent == config.setup.env_folder / "models" and model.name.startswith(
+            f"{name}-"
+        )
         if not is_tiny or not (model / "config.json").is_file():
             continue
         same = with_values(config, model=str(model))
@@ -296,7 +340,11 @@ def _input_files(problems: RLProblems) -> tuple[Path, ...]:
     return (
         *files,
         *model_folders([config.reflector.load_dir]),
-        *(path for path in (config.resume_from, config.recorded, config.outcomes) if path is not None),
+        *(
+            path
+            for path in (config.resume_from, config.recorded, config.outcomes)
+            if path is not None
+        ),
         *config.setup.input_files(problems.tasks),
         *config.algo.code_files,
         *config.sampler.input_files(config.setup.folder),
@@ -318,11 +366,11 @@ def _warnings(config: RLConfig, policy: ModelRef, reflector: ModelRef | None) ->
 
 
 def _check_prompts(run: RLRun) -> None:
-    """Raises ConfigError or CheckpointError if the policy's tokenizer or context does not fit these problems, or
-    they begin otherwise each time.
+    """Raises ConfigError or CheckpointError if the policy's tokenizer or context does not fit these
+    problems, or they begin otherwise each time.
 
-    Only its tokenizer and config are loaded, not its weights. Problems whose env fails are left out: their episodes
-    will be ABORTED.
+    Only its tokenizer and config are loaded, not its weights. Problems whose env fails are left
+    out: their episodes will be ABORTED.
     """
     policy, setup, seed = run.policy, run.config.setup, run.config.run.seed
     answer = run.config.sampler.answer_of(policy)
@@ -342,6 +390,7 @@ def _check_prompts(run: RLRun) -> None:
                 tokens += SampleRequest((), labels, separately=answer == SCORE).depth
             if context is not None and tokens > context:
                 raise ConfigError(
-                    f"the first prompt of task '{task.id}' is {tokens} tokens, and {policy} reads {context}; shorten"
-                    " what the env shows, or train a model with a longer context, as --model tiny makes for this env"
+                    f"the first prompt of task '{task.id}' is {tokens} tokens, and {policy} reads"
+                    f" {context}; shorten what the env shows, or train a model with a longer"
+                    " context, as --model tiny makes for this env"
                 )

@@ -11,13 +11,26 @@ from pydantic import field_validator, model_validator
 from typing_extensions import override
 
 from reflectkit.agents.player_refs import refuse_without_model
-from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig, Endpoint, address_in_use, parse_endpoint
+from reflectkit.chat.config import (
+    OF_CHAT_MODELS,
+    ChatConfig,
+    Endpoint,
+    address_in_use,
+    parse_endpoint,
+)
 from reflectkit.config import Config, Rule, build, flag, leaves, non_default, option
 from reflectkit.console import Quiet
 from reflectkit.data.problems import Problems
 from reflectkit.env import check_teacher
 from reflectkit.envs import env_class
-from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, chat_settings, check_level, refuse_uncounted
+from reflectkit.envs.setup import (
+    EnvConfig,
+    EnvSetup,
+    RolloutConfig,
+    chat_settings,
+    check_level,
+    refuse_uncounted,
+)
 from reflectkit.errors import ReflectkitError
 from reflectkit.models.checkpoint_metadata import SERVICE
 from reflectkit.models.hub import TINY
@@ -41,24 +54,32 @@ LIMITS = ("max_steps", "patience")
 
 
 WITHOUT_SFT: dict[str, Any] = {"algo": "ppo", "epochs": 4, "minibatch": 128, "gae_lambda": 0.95}
-"""What learns to choose from reward alone in most games of `python -m benchmarks.learning`. GRPO makes fewer and worse
-steps there: it compares episodes of few problems, and whole episodes at once.
+"""What learns to choose from reward alone in most games of `python -m benchmarks.learning`. GRPO
+makes fewer and worse steps there: it compares episodes of few problems, and whole episodes at once.
 """
 FROM_SCRATCH = WITHOUT_SFT | {"novelty": 0.5}
 """The same for random weights, which know no better than to try everything."""
 WITHOUT_CRITIC: dict[str, Any] = {"algo": "grpo", "epochs": 4, "minibatch": 128}
 """What learns to choose from reward alone on a training service, which has no critic."""
 AFTER_SFT: dict[str, Any] = {"target_kl": 0.01}
-"""With PPO. Its critic starts from nothing beside a policy that is nearly certain, which full steps would ruin."""
+"""With PPO. Its critic starts from nothing beside a policy that is nearly certain, which full steps
+would ruin.
+"""
 ONE_UPDATE: dict[str, Any] = {"algo": "reinforce", "max_steps": 1}
-"""How recorded decisions are learned from: they have no groups, and are of the policy before the first update."""
+"""How recorded decisions are learned from: they have no groups, and are of the policy before the
+first update.
+"""
 
 
 def _offers_choices(values: Mapping[str, Any]) -> bool:
-    """Whether the env has choices with the settings in `values`; not if these are wrong, as another check tells."""
+    """Whether the env has choices with the settings in `values`; not if these are wrong, as another
+    check tells.
+    """
     try:
         kind = env_class(str(values.get("env", "")))
-        own = {leaf.name: values[leaf.name] for leaf in leaves(kind.Settings) if leaf.name in values}
+        own = {
+            leaf.name: values[leaf.name] for leaf in leaves(kind.Settings) if leaf.name in values
+        }
         return kind.action_kind(build(kind.Settings, own)) == "choice"
     except ReflectkitError:
         return False
@@ -70,19 +91,22 @@ class PolicyConfig(Config):
     load_dir: ModelRef | None = option(
         None,
         name="policy",
-        help="Checkpoint of the policy to train, or a run, for its best or newest one; alternatively --model.",
+        help=(
+            "Checkpoint of the policy to train, or a run, for its best or newest one;"
+            " alternatively --model."
+        ),
         essential=True,
     )
     model: str = option(
         "",
-        help="Instead of --policy, a model without SFT: tiny or tiny-hybrid (random weights), smollm2-135m, a folder"
-        " or a Hugging Face id.",
+        help="Instead of --policy, a model without SFT: tiny or tiny-hybrid (random weights),"
+        " smollm2-135m, a folder or a Hugging Face id.",
         essential=True,
     )
     dtype: Literal["", "float32", "bfloat16", "float16"] = option(
         "",
-        help="float32; bfloat16, faster on GPUs and CPUs with AMX or AVX-512 BF16; or float16. Default: that of the"
-        " checkpoint, or float32.",
+        help="float32; bfloat16, faster on GPUs and CPUs with AMX or AVX-512 BF16; or float16."
+        " Default: that of the checkpoint, or float32.",
     )
     quantize: Literal["", "none", "8bit", "4bit"] = option(
         "", help="Quantise the base weights: 8bit, 4bit or none; default: as in the checkpoint."
@@ -91,7 +115,9 @@ class PolicyConfig(Config):
         1.0, help="Sampling temperature of the policy, in rollouts and in the loss.", ge=COLDEST
     )
     max_new_tokens: int = option(
-        128, help="Maximum length of an answer in tokens, in environments without enumerated actions.", ge=1
+        128,
+        help="Maximum length of an answer in tokens, in environments without enumerated actions.",
+        ge=1,
     )
     device: str = option("auto", help="auto, cpu, cuda, …")
 
@@ -99,7 +125,10 @@ class PolicyConfig(Config):
     def contradictions(self) -> Iterator[Rule]:
         both = "--policy and --model both name the model to train; give one of them"
         yield self.load_dir and self.model, both
-        needs = "rlft needs a model to train: --policy CHECKPOINT, --model FOLDER_OR_ID for one without SFT, or"
+        needs = (
+            "rlft needs a model to train: --policy CHECKPOINT, --model FOLDER_OR_ID for one"
+            " without SFT, or"
+        )
         neither = not self.load_dir and not self.model
         yield neither, f"{needs} --model tiny, with random weights and no download"
         refuse_without_model(self.load_dir)
@@ -116,15 +145,20 @@ class ReflectorConfig(Config):
     load_dir: ModelRef | None = option(
         None,
         name="reflector",
-        help="Checkpoint of the reflector, a run in which both players learned, or a chat model (openai:MODEL,"
-        " azure:DEPLOYMENT, local:MODEL), or oracle, the env's teacher; without one it is plain RL.",
+        help="Checkpoint of the reflector, a run in which both players learned, or a chat model"
+        " (openai:MODEL, azure:DEPLOYMENT, local:MODEL), or oracle, the env's teacher; without one"
+        " it is plain RL.",
         essential=True,
     )
     share_base: bool = option(
         False, help="Load the base once for a policy and a reflector that are LoRA adapters on it."
     )
     prob: float = option(
-        1.0, name="reflect_prob", help="Probability that the policy sees the comment at a step.", ge=0, le=1
+        1.0,
+        name="reflect_prob",
+        help="Probability that the policy sees the comment at a step.",
+        ge=0,
+        le=1,
     )
     temperature: float = option(
         0.0,
@@ -146,11 +180,17 @@ class ReflectorTrainingConfig(Config):
     every: int = option(
         0,
         name="train_reflector",
-        help="Updates of the policy to one of the reflector, which learns what its comments did; 0: it is frozen.",
+        help=(
+            "Updates of the policy to one of the reflector, which learns what its comments did;"
+            " 0: it is frozen."
+        ),
         ge=0,
     )
     states: int = option(
-        32, name="reflector_states", help="States of the latest episodes that it comments on in a turn.", ge=1
+        32,
+        name="reflector_states",
+        help="States of the latest episodes that it comments on in a turn.",
+        ge=1,
     )
     comments: int = option(
         4,
@@ -159,7 +199,10 @@ class ReflectorTrainingConfig(Config):
         ge=2,
     )
     temperature: float = option(
-        1.0, name="reflector_temperature", help="Sampling temperature of these comments.", ge=COLDEST
+        1.0,
+        name="reflector_temperature",
+        help="Sampling temperature of these comments.",
+        ge=COLDEST,
     )
     learning_rate: float = option(
         1e-4,
@@ -174,13 +217,19 @@ class ReflectorTrainingConfig(Config):
         ge=0,
     )
     length_cost: float = option(
-        0.0, name="reflector_length_cost", help="What each token of a comment takes off its reward.", ge=0
+        0.0,
+        name="reflector_length_cost",
+        help="What each token of a comment takes off its reward.",
+        ge=0,
     )
 
     @override
     def contradictions(self) -> Iterator[Rule]:
         for name in () if self.every else non_default(self):
-            yield True, f"{flag(name)} is a setting of the reflector's turns; add --train-reflector 1"
+            yield (
+                True,
+                f"{flag(name)} is a setting of the reflector's turns; add --train-reflector 1",
+            )
 
 
 class StalenessConfig(Config):
@@ -188,55 +237,72 @@ class StalenessConfig(Config):
 
     max_staleness: int = option(
         0,
-        help="Play with a server while the policy learns: most updates between the weights that play and those that"
-        " learn; 0: in turns.",
+        help="Play with a server while the policy learns: most updates between the weights that play"
+        " and those that learn; 0: in turns.",
         ge=0,
     )
     importance_weight_max: float = option(
         2.0,
-        help="Maximum importance weight (policy / sampler) in the loss and in the KL term, with --max-staleness.",
+        help=(
+            "Maximum importance weight (policy / sampler) in the loss and in the KL term, with"
+            " --max-staleness."
+        ),
         ge=1,
     )
-    episode_timeout_s: float = option(0.0, help="Seconds after which an episode is truncated; 0: no limit.", ge=0)
+    episode_timeout_s: float = option(
+        0.0, help="Seconds after which an episode is truncated; 0: no limit.", ge=0
+    )
 
     @override
     def contradictions(self) -> Iterator[Rule]:
-        ahead = "--importance-weight-max is a setting of play that is ahead of learning; add --max-staleness"
+        ahead = (
+            "--importance-weight-max is a setting of play that is ahead of learning; add"
+            " --max-staleness"
+        )
         yield not self.max_staleness and non_default(self, "importance_weight_max"), ahead
 
 
 class DistillConfig(Config):
-    """Distillation: the policy plays without the comments, and learns to act as it would if it read them."""
+    """Distillation: the policy plays without the comments, and learns to act as it would if it read
+    them.
+    """
 
     weight: float = option(
         0.0,
         name="distill_comments",
-        help="The policy plays without the --reflector's comments, and learns from itself with them: weight of the"
-        " divergence between the two; 0: off.",
+        help="The policy plays without the --reflector's comments, and learns from itself with them:"
+        " weight of the divergence between the two; 0: off.",
         ge=0,
         essential=True,
     )
     divergence: Literal["forward", "reverse", "js"] = option(
         "forward",
         name="distill_divergence",
-        help="forward, KL(with comments, without); reverse, KL(without, with); or js (Jensen-Shannon).",
+        help=(
+            "forward, KL(with comments, without); reverse, KL(without, with); or js"
+            " (Jensen-Shannon)."
+        ),
     )
     ema: float = option(
         0.0,
         name="distill_ema",
-        help="Who reads the comments: 0, the frozen policy that training started from; else a moving average of the"
-        " policy, which keeps this share of itself in an update, e.g. 0.99.",
+        help="Who reads the comments: 0, the frozen policy that training started from; else a moving"
+        " average of the policy, which keeps this share of itself in an update, e.g. 0.99.",
         ge=0,
         lt=1,
     )
     comments_on: Literal["all", "failed"] = option(
-        "all", help="Learn from the comments in all groups of episodes, or only in those without a success (failed)."
+        "all",
+        help=(
+            "Learn from the comments in all groups of episodes, or only in those without a"
+            " success (failed)."
+        ),
     )
     joint: float = option(
         0.0,
         name="distill_joint",
-        help="Share of the decisions at which the policy does read the comment, so that it learns to act with and"
-        " without.",
+        help="Share of the decisions at which the policy does read the comment, so that it learns to"
+        " act with and without.",
         ge=0,
         lt=1,
     )
@@ -251,14 +317,23 @@ class CurriculumConfig(Config):
     """Curriculum: which problems come first."""
 
     levels: tuple[str, ...] = option(
-        (), name="curriculum", help="Levels to train on, in order (repeat the flag); default: the last."
+        (),
+        name="curriculum",
+        help="Levels to train on, in order (repeat the flag); default: the last.",
     )
     merge_first_two: bool = option(False, help="Merge the curriculum's first two levels into one.")
-    merge_after: int = option(0, help="Merge the curriculum's levels after the first N into one; 0: none.", ge=0)
-    few_data: int = option(0, help="Train on the first N problems of each level only; 0: on all.", ge=0)
+    merge_after: int = option(
+        0, help="Merge the curriculum's levels after the first N into one; 0: none.", ge=0
+    )
+    few_data: int = option(
+        0, help="Train on the first N problems of each level only; 0: on all.", ge=0
+    )
     advance_at: float = option(
         0.0,
-        help="Adaptive curriculum: success rate (mean of 3 updates) that ends a level; 0: equal steps per level.",
+        help=(
+            "Adaptive curriculum: success rate (mean of 3 updates) that ends a level; 0: equal"
+            " steps per level."
+        ),
         ge=0,
         le=1,
     )
@@ -284,11 +359,16 @@ class CurriculumConfig(Config):
 
 def words_needed(model: str, env: str) -> str:
     """Why a model with random weights cannot play `env`, which takes words, and which ones can."""
-    asks = ", or --only-decisions if the program asks for nothing else" if env.startswith("program:") else ""
+    asks = (
+        ", or --only-decisions if the program asks for nothing else"
+        if env.startswith("program:")
+        else ""
+    )
     return (
-        f"--model {model} starts from random weights, which learn to choose but not to write, and env '{env}' has"
-        " states without choices; give --model FOLDER_OR_ID, --model smollm2-135m, which needs no hub"
-        f" (`make smollm2`), or as --policy what `reflectkit sft` made of demonstrations{asks}"
+        f"--model {model} starts from random weights, which learn to choose but not to write, and"
+        f" env '{env}' has states without choices; give --model FOLDER_OR_ID, --model smollm2-135m,"
+        " which needs no hub (`make smollm2`), or as --policy what `reflectkit sft` made of"
+        f" demonstrations{asks}"
     )
 
 
@@ -303,50 +383,69 @@ class RLConfig(Config):
     )
     task_file: Path | None = option(
         None,
-        help="Problems to train on, with validate.json next to it; default: train.json in the env's data folder, or"
-        " before a split the env's own problems.",
+        help="Problems to train on, with validate.json next to it; default: train.json in the env's"
+        " data folder, or before a split the env's own problems.",
     )
     recorded: Path | None = option(
         None,
-        help="Learn from decisions that `serve --record` kept, in one importance-weighted update, instead of playing.",
+        help=(
+            "Learn from decisions that `serve --record` kept, in one importance-weighted update,"
+            " instead of playing."
+        ),
     )
     outcomes: Path | None = option(
         None,
-        help='With --recorded, what came of them, a line {"id", "reward"} each; "question" names one of a request, and'
+        help='With --recorded, what came of them, a line {"id", "reward"} each; "question" names one'
+        " of a request, and"
         ' "choice" the option that was taken, if not the likeliest.',
     )
     max_steps: int = option(60, help="Number of updates.", ge=1, essential=True)
-    episodes: int = option(128, help="Episodes per update, over all processes.", ge=1, essential=True)
+    episodes: int = option(
+        128, help="Episodes per update, over all processes.", ge=1, essential=True
+    )
     validate_steps: int = option(
         0, help="Updates between greedy validations on all problems held out for it; 0: none.", ge=0
     )
     patience: int = option(
         0,
-        help="Validations in a row without a better return that end training; 0: none do. Needs --validate-steps.",
+        help=(
+            "Validations in a row without a better return that end training; 0: none do. Needs"
+            " --validate-steps."
+        ),
         ge=0,
     )
     validate_problems: int = option(
         100,
-        help="Held-out problems that are played greedily before the first and after the last update; 0: none.",
+        help=(
+            "Held-out problems that are played greedily before the first and after the last"
+            " update; 0: none."
+        ),
         ge=0,
     )
     calibrate: bool = option(
         False,
-        help="After training, fit one temperature to the decisions on held-out problems, by the teacher's actions, and"
-        " store it in the checkpoint; evaluate, play, serve and load_agent apply it to probabilities, training never"
-        " does.",
+        help="After training, fit one temperature to the decisions on held-out problems, by the"
+        " teacher's actions, and store it in the checkpoint; evaluate, play, serve and load_agent"
+        " apply it to probabilities, training never does.",
     )
-    keep_episodes: int = option(0, help="Episodes to keep for `view` at each checkpoint; 0: none.", ge=0)
+    keep_episodes: int = option(
+        0, help="Episodes to keep for `view` at each checkpoint; 0: none.", ge=0
+    )
     max_tokens_per_batch: int = option(
         0,
-        help="Tokens per forward pass, padding included; halved if memory runs out. 0: 16,384, or on a CPU as many as"
-        " take 2 GiB.",
+        help="Tokens per forward pass, padding included; halved if memory runs out. 0: 16,384, or on"
+        " a CPU as many as take 2 GiB.",
         ge=0,
         identity=False,
     )
-    gradient_checkpointing: bool = option(False, help="Save memory by recomputing activations; about a third slower.")
+    gradient_checkpointing: bool = option(
+        False, help="Save memory by recomputing activations; about a third slower."
+    )
     processes: int = option(
-        1, help="Processes on this machine that share the work; changes rounding alone.", ge=1, identity=False
+        1,
+        help="Processes on this machine that share the work; changes rounding alone.",
+        ge=1,
+        identity=False,
     )
     algo: AlgorithmConfig = AlgorithmConfig()
     distill: DistillConfig = DistillConfig()
@@ -365,12 +464,14 @@ class RLConfig(Config):
     @classmethod
     @override
     def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What learns choices without SFT, unless another algorithm or a setting of GRPO is given; and no entropy
-        bonus for texts on a training service.
+        """What learns choices without SFT, unless another algorithm or a setting of GRPO is given;
+        and no entropy bonus for texts on a training service.
         """
         on_service = is_service(str(values.get("engine", LOCAL_ENGINE)))
         writes = on_service and not _offers_choices(values)
-        return cls._implied_algorithm(values, on_service) | ({"entropy_coef": 0.0} if writes else {})
+        return cls._implied_algorithm(values, on_service) | (
+            {"entropy_coef": 0.0} if writes else {}
+        )
 
     @classmethod
     def _implied_algorithm(cls, values: Mapping[str, Any], on_service: bool) -> dict[str, Any]:
@@ -397,9 +498,13 @@ class RLConfig(Config):
     @classmethod
     def _defaults(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Settings whose default depends on the model or the environment."""
-        optim, policy, env, algo = (dict(values.get(name, {})) for name in ("optim", "policy", "env", "algo"))
+        optim, policy, env, algo = (
+            dict(values.get(name, {})) for name in ("optim", "policy", "env", "algo")
+        )
         if optim.get("learning_rate") is None:
-            optim["learning_rate"] = RATE_FROM_SCRATCH if policy.get("model") in TINY else LEARNING_RATE
+            optim["learning_rate"] = (
+                RATE_FROM_SCRATCH if policy.get("model") in TINY else LEARNING_RATE
+            )
         if "name" in env and algo.get("name", "grpo") == "grpo":
             algo["settings"] = dict(algo.get("settings", {}))
             if algo["settings"].get("advantages") is None:
@@ -413,15 +518,21 @@ class RLConfig(Config):
 
     @property
     def held_out(self) -> int:
-        """How many held-out problems to play before and after training; none where comments or the env cost money."""
-        asks = self.chat_reflector or any(setting.endpoint for setting in chat_settings(self.env.settings))
+        """How many held-out problems to play before and after training; none where comments or the
+        env cost money.
+        """
+        asks = self.chat_reflector or any(
+            setting.endpoint for setting in chat_settings(self.env.settings)
+        )
         return 0 if asks else self.validate_problems
 
     @cached_property
     def problems(self) -> Problems:
         """The problems to train on and to validate on."""
         file = self.task_file
-        return Problems(self.setup, {"train": file, "validate": file.with_name("validate.json")} if file else {})
+        return Problems(
+            self.setup, {"train": file, "validate": file.with_name("validate.json")} if file else {}
+        )
 
     @override
     def contradictions(self) -> Iterator[Rule]:
@@ -433,36 +544,64 @@ class RLConfig(Config):
         for level in self.curriculum.levels:
             check_level(self.env.name, level)
         refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)
-        yield self.patience and not self.validate_steps, f"--patience {self.patience} needs --validate-steps N"
+        yield (
+            self.patience and not self.validate_steps,
+            f"--patience {self.patience} needs --validate-steps N",
+        )
 
         # 2. What is learned from, and who learns
-        yield (self.recorded is None) != (self.outcomes is None), "--recorded and --outcomes need each other"
+        yield (
+            (self.recorded is None) != (self.outcomes is None),
+            "--recorded and --outcomes need each other",
+        )
         if self.recorded is not None:
             yield from self._contradictions_of_recorded()
         if self.engine.remote:
             yield from self._contradictions_of_engine(writes=writes)
         if self.calibrate:
             self.env.require_teacher("action")
-            in_words = f"--calibrate is for choices, and env '{self.env.name}' is answered in words; leave it out"
+            in_words = (
+                f"--calibrate is for choices, and env '{self.env.name}' is answered in words;"
+                " leave it out"
+            )
             yield writes, in_words
-            unmeasured = "--calibrate needs held-out problems that cost nothing to play: --validate-problems 100"
+            unmeasured = (
+                "--calibrate needs held-out problems that cost nothing to play:"
+                " --validate-problems 100"
+            )
             yield not (self.validate_steps or self.held_out), f"{unmeasured}, or leave it out"
         repeats = self.algo.repeats
         near = max(1, round(self.episodes / repeats)) * repeats
-        uneven = f"--episodes {self.episodes} is not a multiple of the group size {repeats}; use {near}"
+        uneven = (
+            f"--episodes {self.episodes} is not a multiple of the group size {repeats}; use {near}"
+        )
         yield self.episodes % repeats, uneven
 
         # 3. Who samples, and where
         several = self.processes > 1 and sampler.remote
         yield several, f"--sampler {sampler.policy} trains in one process; leave out --processes"
         stale = self.staleness.max_staleness
-        server = "plays with other weights than those that learn, which takes a server: --sampler vllm:URL"
+        server = (
+            "plays with other weights than those that learn, which takes a server: --sampler"
+            " vllm:URL"
+        )
         yield stale and not sampler.remote, f"--max-staleness {stale} {server}; or leave it out"
         on_one_base = stale and reflector.share_base and sampler.reflector == LOCAL
-        ahead = "lets the reflector comment while the policy learns, which two adapters on one base cannot"
-        yield on_one_base, f"--max-staleness {ahead}; leave out --share-base, or give --reflector-sampler"
-        is_pair = reflector.load_dir is not None and self.policy.load_dir is not None and not self.lora.r
-        two = "--share-base needs --policy and --reflector, two LoRA adapters on the same base, and no --lora-r"
+        ahead = (
+            "lets the reflector comment while the policy learns, which two adapters on one base"
+            " cannot"
+        )
+        yield (
+            on_one_base,
+            f"--max-staleness {ahead}; leave out --share-base, or give --reflector-sampler",
+        )
+        is_pair = (
+            reflector.load_dir is not None and self.policy.load_dir is not None and not self.lora.r
+        )
+        two = (
+            "--share-base needs --policy and --reflector, two LoRA adapters on the same base, and"
+            " no --lora-r"
+        )
         yield reflector.share_base and not is_pair, two
 
         # 4. Settings of what is not there
@@ -485,7 +624,9 @@ class RLConfig(Config):
         if self.distill.weight:
             yield from self._contradictions_of_distillation()
         else:
-            alone = "--algo none learns from comments alone; add --distill-comments 1 and --reflector"
+            alone = (
+                "--algo none learns from comments alone; add --distill-comments 1 and --reflector"
+            )
             yield self.algo.name == "none", alone
         if comments == TEACHER:
             check_teacher(self.env.kind.teacher_type, self.setup.env_name, "comment")
@@ -510,27 +651,33 @@ class RLConfig(Config):
         trained_there = self.policy.start.checkpoint(Quiet()).facts.get(SERVICE)
         refused = {
             f"has no critic; leave out --algo {algo.name}, or give --algo grpo or reinforce": algo.critic,
-            "returns the log-probabilities of single tokens, which distillation needs of all; leave out"
-            " --distill-comments": self.distill.weight,
-            "trains a LoRA adapter, not all weights; add --lora-r 16": not self.lora.r and not trained_there,
+            "returns the log-probabilities of single tokens, which distillation needs of all; leave"
+            " out --distill-comments": self.distill.weight,
+            "trains a LoRA adapter, not all weights; add --lora-r 16": not self.lora.r
+            and not trained_there,
             "is asked by one process; leave out --processes": self.processes > 1,
             "holds the base itself; leave out --quantize": self.policy.quantize not in ("", "none"),
             "holds the base itself; leave out --dtype": self.policy.dtype,
-            "chooses the adapter's scale and layers; leave out --lora-alpha and --lora-targets": non_default(
-                self.lora, "lora_alpha", "lora_targets"
-            ),
+            (
+                "chooses the adapter's scale and layers; leave out --lora-alpha and --lora-targets"
+            ): non_default(self.lora, "lora_alpha", "lora_targets"),
             "holds the policy; leave out --share-base": self.reflector.share_base,
-            f"samples what it trains; leave out --sampler {self.sampler.policy}": self.sampler.policy != LOCAL,
+            f"samples what it trains; leave out --sampler {self.sampler.policy}": self.sampler.policy
+            != LOCAL,
             "plays in turns with learning; leave out --max-staleness": self.staleness.max_staleness,
             "trains the policy alone; leave out --train-reflector": self.reflector_training.every,
             "cannot score choices alone; leave out --answer score": self.sampler.answer == SCORE,
-            "returns log-probabilities of texts at temperature 1; leave out --temperature": writes and temperature != 1,
+            "returns log-probabilities of texts at temperature 1; leave out --temperature": writes
+            and temperature != 1,
             "knows no entropy of texts; give --entropy-coef 0": writes and algo.entropy,
         }
         for reason, applies in refused.items():
             yield applies, f"--engine {self.engine.name} {reason}"
         unknown = not any(self.engine.settings.prices.values()) and self.chat_reflector is None
-        prices = "--max-cost-usd needs the prices of the training service: --price-read, --price-sampled and"
+        prices = (
+            "--max-cost-usd needs the prices of the training service: --price-read,"
+            " --price-sampled and"
+        )
         yield self.chat.max_cost_usd is not None and unknown, f"{prices} --price-trained"
 
     def _contradictions_of_distillation(self) -> Iterator[Rule]:
@@ -539,10 +686,13 @@ class RLConfig(Config):
         where = "--reflector CHECKPOINT, openai:MODEL or oracle (the env's teacher)"
         refused = {
             f"needs comments; add {where}": reflector.load_dir is None,
-            "decides when comments are read; use --distill-joint instead of --reflect-prob": reflector.prob != 1,
+            "decides when comments are read; use --distill-joint instead of --reflect-prob": reflector.prob
+            != 1,
             "needs a frozen reflector; leave out --train-reflector": self.reflector_training.every,
-            f"--distill-joint {joint:g} needs rewards to learn with comments; leave out --algo none": joint
-            and self.algo.name == "none",
+            (
+                f"--distill-joint {joint:g} needs rewards to learn with comments; leave out --algo"
+                " none"
+            ): joint and self.algo.name == "none",
         }
         for reason, applies in refused.items():
             yield applies, f"--distill-comments {self.distill.weight:g}: {reason}"
@@ -556,7 +706,8 @@ class RLConfig(Config):
             "--reflector-sampler": self.sampler.reflector != LOCAL,
             "--processes": self.processes > 1,
             "--plan": self.checkpoints.plan,
-            "--max-staleness with --validate-steps": self.staleness.max_staleness and self.validate_steps,
+            "--max-staleness with --validate-steps": self.staleness.max_staleness
+            and self.validate_steps,
         }
         for name, applies in refused.items():
             yield applies, f"--reflector {chat} is a chat model; leave out {name}"
@@ -565,11 +716,15 @@ class RLConfig(Config):
         """Settings under which the reflector cannot learn."""
         training, sampler = self.reflector_training, self.sampler
         refused = {
-            "needs a reflector: give --reflector CHECKPOINT": self.reflector.load_dir in (None, TEACHER),
-            f"trains it in this process; leave out --reflector-sampler {sampler.reflector}": sampler.reflector != LOCAL,
+            "needs a reflector: give --reflector CHECKPOINT": self.reflector.load_dir
+            in (None, TEACHER),
+            f"trains it in this process; leave out --reflector-sampler {sampler.reflector}": sampler.reflector
+            != LOCAL,
             "takes turns with the policy; leave out --max-staleness": self.staleness.max_staleness,
-            f"does nothing in --max-steps {self.max_steps}; give at most that": training.every > self.max_steps,
-            "learns from comments that the policy reads; leave out --reflect-prob 0": self.reflector.prob == 0,
+            f"does nothing in --max-steps {self.max_steps}; give at most that": training.every
+            > self.max_steps,
+            "learns from comments that the policy reads; leave out --reflect-prob 0": self.reflector.prob
+            == 0,
             "runs in one process; leave out --processes": self.processes > 1,
             "cannot compare comments on other states; leave out --swap-comments": sampler.swap_comments,
             "--plan does not know the reflector's turns; leave out one of the two": self.checkpoints.plan,
@@ -581,9 +736,13 @@ class RLConfig(Config):
     @override
     def notes(self) -> list[str]:
         """What a training service learns by, where this process would use a critic."""
-        by_default = self.engine.remote and self.algo.name == WITHOUT_CRITIC["algo"] and self.policy.model
+        by_default = (
+            self.engine.remote and self.algo.name == WITHOUT_CRITIC["algo"] and self.policy.model
+        )
         return (
-            [f"--engine {self.engine.name} has no critic: it learns by --algo {self.algo.name}"] if by_default else []
+            [(f"--engine {self.engine.name} has no critic: it learns by --algo {self.algo.name}")]
+            if by_default
+            else []
         )
 
     @property

@@ -12,7 +12,14 @@ from reflectkit.errors import ConfigError
 from reflectkit.jsonl import locked
 from reflectkit.models.labels import prompt_ids
 from reflectkit.models.load import LoadedModel, save_player
-from reflectkit.models.tiny import PAIRS, VOCABULARY, build_model, build_relative, build_tokenizer, relative_context
+from reflectkit.models.tiny import (
+    PAIRS,
+    VOCABULARY,
+    build_model,
+    build_relative,
+    build_tokenizer,
+    relative_context,
+)
 from reflectkit.prompts import LABELS, policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive
@@ -36,12 +43,12 @@ def tiny_model(
     learns_by: str,
     progress: Progress,
 ) -> Path:
-    """The folder of model `name` ("tiny" or "tiny-hybrid") for the env of `levels`, in `folder`; the same settings give
-    the same model.
+    """The folder of model `name` ("tiny" or "tiny-hybrid") for the env of `levels`, in `folder`;
+    the same settings give the same model.
 
-    Its tokenizer is made of the prompts that a random player sees. form: what it answers where it chooses, see
-    `types.Answer` ("": label). learns_by: how it will be trained, to be told. Raises ConfigError for an env without
-    choices.
+    Its tokenizer is made of the prompts that a random player sees. form: what it answers where it
+    chooses, see `types.Answer` ("": label). learns_by: how it will be trained, to be told. Raises
+    ConfigError for an env without choices.
     """
     # 1. What a random player sees
     form = form or ANSWERS[0]
@@ -51,7 +58,9 @@ def tiny_model(
         raise ConfigError(words_needed(name, env))
     prompts = sorted({policy_prompt(observation, None, form) for observation in observations})
     if form == SCORE:  # which prompts do not list
-        prompts += sorted({f" {choice}" for observation in observations for choice in observation.choices})
+        prompts += sorted(
+            {f" {choice}" for observation in observations for choice in observation.choices}
+        )
     counts = {len(observation.choices) for observation in observations}
     most = max(counts) if len(counts) == 1 else 2 * max(counts)
 
@@ -75,13 +84,16 @@ def tiny_model(
                 save_player(target, LoadedModel(model, tokenizer, role, answer=form))
     weights = sum(weight.numel() for weight in model.parameters())
     progress.news(
-        f"--model {name}: {weights / 1e6:.1f} M random weights in {target}, a context of {context} tokens, {learns_by}"
+        f"--model {name}: {weights / 1e6:.1f} M random weights in {target}, a context of"
+        f" {context} tokens, {learns_by}"
     )
     return target
 
 
 def _explored(level: Level, seed: int) -> list[list[Observation]]:
-    """What a random player sees in problems of `level`, by episode. Raises ConfigError if no episode began."""
+    """What a random player sees in problems of `level`, by episode. Raises ConfigError if no
+    episode began.
+    """
     episodes = [Episode(task, derive(seed, "explore", task.id)) for task in level.tasks[:EXPLORED]]
     played = rollout(episodes, level.make, AnyAction(), width=min(EXPLORED, level.max_concurrency))
     shown = [[turn.observation for turn in trajectory.turns] for trajectory in played]

@@ -1,9 +1,10 @@
 """A policy on a training service that learns with the losses of this process.
 
-Per gradient step: the service reads the rows, the loss and its slopes are computed here, the service adds up the
-gradients of these slopes, and makes a step of AdamW. That is exact, as a loss reaches the weights only through the
-log-probabilities of the tokens that were read. What needs more than those is refused in `train.resolve`: the entropy of
-texts, a temperature of texts, a critic, distillation.
+Per gradient step: the service reads the rows, the loss and its slopes are computed here, the
+service adds up the gradients of these slopes, and makes a step of AdamW. That is exact, as a loss
+reaches the weights only through the log-probabilities of the tokens that were read. What needs more
+than those is refused in `train.resolve`: the entropy of texts, a temperature of texts, a critic,
+distillation.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ def save_without_weights(
 ) -> None:
     """Write a model folder, atomically, whose weights are on a service.
 
-    base: a folder or a hub id, for its config. facts: JSON values, with the role and what leads to the weights. answer:
-    what the policy answers a choice with. write_rest: writes more files into the folder that it is given.
+    base: a folder or a hub id, for its config. facts: JSON values, with the role and what leads to
+    the weights. answer: what the policy answers a choice with. write_rest: writes more files into
+    the folder that it is given.
     """
     with replacing_folder(folder) as staging:
         config_of(base).save_pretrained(staging)
@@ -68,7 +70,9 @@ def probe(adapter: ServiceAdapter, tokenizer: Any) -> list[float]:
 
 
 def refuse_other_weights(path: str, here: Sequence[float], saved: Sequence[float]) -> None:
-    """Raises CheckpointError if the weights loaded from `path` have another `probe` than the saved ones had."""
+    """Raises CheckpointError if the weights loaded from `path` have another `probe` than the saved
+    ones had.
+    """
     apart = max(abs(one - other) for one, other in zip(here, saved, strict=True))
     if not apart <= SAME:
         difference = f"log-probabilities differ by {apart:.2g} nats"
@@ -78,9 +82,10 @@ def refuse_other_weights(path: str, here: Sequence[float], saved: Sequence[float
 class ServiceLearner(PolicyLearner):
     """Learns with an adapter on a service.
 
-    base: of the policy, as a folder or a hub id, for its tokenizer and config. record: what a checkpoint says about the
-    service. start: the policy that training started from, for a KL penalty. clips: whether the loss of a token is
-    `losses.clipped_loss`. meter: counts what is asked.
+    base: of the policy, as a folder or a hub id, for its tokenizer and config. record: what a
+    checkpoint says about the service. start: the policy that training started from, for a KL
+    penalty. clips: whether the loss of a token is `losses.clipped_loss`. meter: counts what is
+    asked.
     """
 
     def __init__(
@@ -111,14 +116,19 @@ class ServiceLearner(PolicyLearner):
         run_sync(sampler.publish(self.adapter, version))
 
     @override
-    def save(self, folder: Path, facts: Mapping[str, Any], write_rest: Callable[[Path], None] | None = None) -> None:
+    def save(
+        self,
+        folder: Path,
+        facts: Mapping[str, Any],
+        write_rest: Callable[[Path], None] | None = None,
+    ) -> None:
         known = {"role": self.role, SERVICE: self.record} | dict(facts)
         save_without_weights(folder, self.base, self.tokenizer, known, self.answer, write_rest)
 
     @override
     def state(self) -> LearnerState:
-        """Saves weights and optimizer on the service; their path there is part of the state, and so is what they say,
-        to be compared when they are loaded.
+        """Saves weights and optimizer on the service; their path there is part of the state, and so
+        is what they say, to be compared when they are loaded.
         """
         self._saves += 1
         self.record["state"] = run_sync(self.adapter.save(f"{self._prefix}-{self._saves}"))
@@ -139,8 +149,12 @@ class ServiceLearner(PolicyLearner):
         """Nothing is kept."""
 
     @override
-    def update(self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0) -> LossOutput:
-        """See `PolicyLearner.update`; with what the service has cost so far, if its prices are known."""
+    def update(
+        self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0
+    ) -> LossOutput:
+        """See `PolicyLearner.update`; with what the service has cost so far, if its prices are
+        known.
+        """
         output = super().update(samples, generator, rate)
         spent = {"service_usd": self.meter.spent} if any(self.meter.prices.values()) else {}
         return replace(output, metrics={**output.metrics, **spent})
@@ -150,7 +164,9 @@ class ServiceLearner(PolicyLearner):
         return units(samples)
 
     @override
-    def _step(self, samples: Sequence[Sample], minibatch: Sequence[Unit], may_stop: bool) -> dict[str, float] | None:
+    def _step(
+        self, samples: Sequence[Sample], minibatch: Sequence[Unit], may_stop: bool
+    ) -> dict[str, float] | None:
         numbers = [row for unit in minibatch for row in unit.rows]
         here = [samples[number] for number in numbers]
 
@@ -163,13 +179,17 @@ class ServiceLearner(PolicyLearner):
         reference_N: torch.Tensor | None = None
         if self.start is not None:
             frozen = [torch.tensor(values) for values in self._read(self.start, rows)]
-            reference_N = scored_rows(samples, minibatch, frozen, self.settings.temperature).logprob_N
+            reference_N = scored_rows(
+                samples, minibatch, frozen, self.settings.temperature
+            ).logprob_N
 
         # 2. The loss, and its slope at each log-probability
         leaves = [torch.tensor(values, requires_grad=True) for values in logprobs]
         scored = scored_rows(samples, minibatch, leaves, self.settings.temperature)
         shares = self._shares({number: sum(samples[number].loss_mask) for number in numbers})
-        fresh = sum(sum(samples[number].loss_mask) for number in numbers if not samples[number].replayed)
+        fresh = sum(
+            sum(samples[number].loss_mask) for number in numbers if not samples[number].replayed
+        )
         loss, figures = self._loss(samples, scored, reference_N, shares, fresh)
         loss.backward()
         slopes = [[0.0] * len(leaf) if leaf.grad is None else leaf.grad.tolist() for leaf in leaves]
@@ -213,11 +233,16 @@ class ServiceLearner(PolicyLearner):
             self._compare([(torch.tensor(differences), lengths)])
 
     def _service_has_loss(self, samples: Sequence[Sample], minibatch: Sequence[Unit]) -> bool:
-        """Whether the service's own clipped loss is that of these rows: texts of the present policy, with nothing
-        added to it. It reads them once instead of twice.
+        """Whether the service's own clipped loss is that of these rows: texts of the present
+        policy, with nothing added to it. It reads them once instead of twice.
         """
         settings = self.settings
-        alone = self.start is None and settings.mask == "none" and not settings.is_cap and not settings.target_kl
+        alone = (
+            self.start is None
+            and settings.mask == "none"
+            and not settings.is_cap
+            and not settings.target_kl
+        )
         texts = all(not unit.choices and not samples[unit.rows[0]].replayed for unit in minibatch)
         return self.clips and alone and texts
 
@@ -229,7 +254,9 @@ class ServiceLearner(PolicyLearner):
         here: Sequence[Sample],
         numbers: Sequence[int],
     ) -> dict[str, float]:
-        """A step by the service's clipped loss. rows, here, numbers: what is read, its samples and their places."""
+        """A step by the service's clipped loss. rows, here, numbers: what is read, its samples and
+        their places.
+        """
         settings = self.settings
         shares = self._shares({number: sum(samples[number].loss_mask) for number in numbers})
         old, advantages = [], []
@@ -241,7 +268,9 @@ class ServiceLearner(PolicyLearner):
         clip = (1 - settings.clip, 1 + (settings.clip_high or settings.clip))
         logprobs = run_sync(self.adapter.clipped_backward(rows, old, advantages, clip))
         checks.rows(rows, logprobs, self.url)
-        scored = scored_rows(samples, minibatch, [torch.tensor(row) for row in logprobs], settings.temperature)
+        scored = scored_rows(
+            samples, minibatch, [torch.tensor(row) for row in logprobs], settings.temperature
+        )
         fresh = sum(sum(samples[number].loss_mask) for number in numbers)
         _, figures = self._loss(samples, scored, None, shares, fresh)
         if self._changes is not None:
@@ -252,10 +281,14 @@ class ServiceLearner(PolicyLearner):
         return self._stepped(figures, here)
 
     def _stepped(self, figures: dict[str, float], here: Sequence[Sample]) -> dict[str, float]:
-        """`figures` of a step that the service makes now, with the gradient's norm if it tells that."""
+        """`figures` of a step that the service makes now, with the gradient's norm if it tells
+        that.
+        """
         settings = self.settings
         rate = settings.learning_rate * self.schedule_rate * self.pace
-        norm = run_sync(self.adapter.step(Step(rate, settings.weight_decay, settings.max_grad_norm)))
+        norm = run_sync(
+            self.adapter.step(Step(rate, settings.weight_decay, settings.max_grad_norm))
+        )
         if norm is None:
             return figures
         if not math.isfinite(norm):
@@ -277,10 +310,14 @@ def rows_of(minibatch: Sequence[Unit]) -> list[tuple[int, ...]]:
 
 
 def scored_rows(
-    samples: Sequence[Sample], minibatch: Sequence[Unit], logprobs: Sequence[torch.Tensor], temperature: float
+    samples: Sequence[Sample],
+    minibatch: Sequence[Unit],
+    logprobs: Sequence[torch.Tensor],
+    temperature: float,
 ) -> Scored:
-    """The scores of the trained tokens of `minibatch`, choices first, from the log-probabilities of the tokens of
-    `rows_of`, each a tensor. Texts have no entropy, as it would need the whole vocabulary.
+    """The scores of the trained tokens of `minibatch`, choices first, from the log-probabilities of
+    the tokens of `rows_of`, each a tensor. Texts have no entropy, as it would need the whole
+    vocabulary.
     """
     starts, start = [], 0
     for unit in minibatch:
@@ -299,12 +336,20 @@ def scored_rows(
             unit, first = minibatch[number], starts[number]
             roots.append(len(nodes))
             for places in label_places(tree, unit.choices):
-                tokens = [logprobs[first + row][len(unit.tokens) - 1 + place] for row, place in places]
+                tokens = [
+                    logprobs[first + row][len(unit.tokens) - 1 + place] for row, place in places
+                ]
                 nodes.append(torch.log_softmax(torch.stack(tokens) / temperature, dim=-1))
-        logprobs_NC = torch.nn.utils.rnn.pad_sequence(nodes, batch_first=True, padding_value=-math.inf)
+        logprobs_NC = torch.nn.utils.rnn.pad_sequence(
+            nodes, batch_first=True, padding_value=-math.inf
+        )
         logprobs_UK = along_paths(logprobs_NC, tries, roots)
         hidden_UD = logprobs_UK.new_zeros(len(chosen), 0)
-        parts.append(scored_choices(samples, [minibatch[number] for number in chosen], logprobs_UK, hidden_UD))
+        parts.append(
+            scored_choices(
+                samples, [minibatch[number] for number in chosen], logprobs_UK, hidden_UD
+            )
+        )
 
     # 2. Texts
     if written:
@@ -317,7 +362,9 @@ def scored_rows(
         tokens_N = torch.stack([logprobs[starts[number]][place - 1] for number, place in places])
         rows = [minibatch[number].rows[0] for number, _ in places]
         zeros_N, none_N0 = torch.zeros(len(places)), torch.zeros(len(places), 0)
-        parts.append(Scored(rows, [place for _, place in places], tokens_N, zeros_N, none_N0, none_N0))
+        parts.append(
+            Scored(rows, [place for _, place in places], tokens_N, zeros_N, none_N0, none_N0)
+        )
     if len(parts) == 1:
         return parts[0]
     choices, texts = parts

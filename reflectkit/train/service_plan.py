@@ -1,8 +1,9 @@
-"""--plan on a training service: the tokens that a run would have read, sampled and trained, and what they would cost.
+"""--plan on a training service: the tokens that a run would have read, sampled and trained, and
+what they would cost.
 
-Nothing is asked. A random player, and the env's teacher if it has one, play problems of each level. What they see
-stands for what the policy will see, and the longer of their episodes for its own. Every state is counted as read, even
-where equal ones are read once.
+Nothing is asked. A random player, and the env's teacher if it has one, play problems of each level.
+What they see stands for what the policy will see, and the longer of their episodes for its own.
+Every state is counted as read, even where equal ones are read once.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ PLAYED = 16
 
 
 def service_plan(run: RLRun, progress: Progress) -> Report:
-    """The tokens by kind, and dollars where prices are given. Raises ConfigError if no episode could be played."""
+    """The tokens by kind, and dollars where prices are given. Raises ConfigError if no episode
+    could be played.
+    """
     config = run.config
     tokenizer, answer = load_tokenizer(run.policy.text), config.sampler.answer_of(run.policy)
     on_service = run.reflector is not None and run.reflector.has_weights
@@ -45,7 +48,9 @@ def service_plan(run: RLRun, progress: Progress) -> Report:
     commented: list[int] = []
     texts = 0
     for level in run.problems.levels:
-        episodes = [Episode(task, derive(config.run.seed, "plan", task.id)) for task in level.tasks[:PLAYED]]
+        episodes = [
+            Episode(task, derive(config.run.seed, "plan", task.id)) for task in level.tasks[:PLAYED]
+        ]
         width = min(PLAYED, level.max_concurrency)
         played = [
             (number, trajectory)
@@ -69,7 +74,9 @@ def service_plan(run: RLRun, progress: Progress) -> Report:
                     read.append(len(prompt) + allowance)
                 commented.append(len(prompt_ids(tokenizer, reflection_prompt(observation))))
     if not read:
-        raise ConfigError("--plan: no episode began, so there is nothing to count; see `reflectkit play`")
+        raise ConfigError(
+            "--plan: no episode began, so there is nothing to count; see `reflectkit play`"
+        )
 
     # 2. Tokens of all updates
     decisions = config.max_steps * config.episodes * max(1.0, *map(fmean, steps))
@@ -91,10 +98,21 @@ def service_plan(run: RLRun, progress: Progress) -> Report:
 
     # 3. The table
     cost = Meter(config.engine.settings.prices).cost(**counts)
-    figures: dict[str, Any] = {"decisions": round(decisions), **{f"tokens_{kind}": n for kind, n in counts.items()}}
-    table = [("decisions", f"{decisions:,.0f}"), *((f"tokens {kind}", f"{n:,}") for kind, n in counts.items())]
+    figures: dict[str, Any] = {
+        "decisions": round(decisions),
+        **{f"tokens_{kind}": n for kind, n in counts.items()},
+    }
+    table = [
+        ("decisions", f"{decisions:,.0f}"),
+        *((f"tokens {kind}", f"{n:,}") for kind, n in counts.items()),
+    ]
     if cost:
         figures["usd"] = cost
         table.append(("US dollars", f"{cost:,.2f}"))
     title = f"Plan of rlft on {config.engine.name}, estimated"
-    return Report("rlft", config.run.results_dir, figures, tables=(Table(title, ("what", "value"), tuple(table)),))
+    return Report(
+        "rlft",
+        config.run.results_dir,
+        figures,
+        tables=(Table(title, ("what", "value"), tuple(table)),),
+    )

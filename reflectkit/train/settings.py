@@ -1,4 +1,6 @@
-"""What sft and rlft have in common: settings of optimizer, LoRA adapter and checkpoints, and --report-to."""
+"""What sft and rlft have in common: settings of optimizer, LoRA adapter and checkpoints, and
+--report-to.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,15 @@ def require_trackers(names: Sequence[str]) -> None:
     for name in names:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # a folder of logs called wandb is no package
-            raise ConfigError(f"--report-to {name}: the package is not installed; pip install {name}")
+            raise ConfigError(
+                f"--report-to {name}: the package is not installed; pip install {name}"
+            )
 
 
 @contextlib.contextmanager
 def tracking(names: Sequence[str], folder: Path, settings: Mapping[str, Any]) -> Iterator[Log]:
-    """A function that logs figures to the trackers, in the first process only. Call it after accelerate has started.
+    """A function that logs figures to the trackers, in the first process only. Call it after
+    accelerate has started.
 
     folder: the run's, for TensorBoard's files. settings: what the others show next to the figures.
     """
@@ -38,7 +43,9 @@ def tracking(names: Sequence[str], folder: Path, settings: Mapping[str, Any]) ->
         return
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-    shown = {name: value for name, value in settings.items() if isinstance(value, str | int | float)}
+    shown = {
+        name: value for name, value in settings.items() if isinstance(value, str | int | float)
+    }
     trackers: list[Any] = []
     for name in dict.fromkeys(names):
         kind = LOGGER_TYPE_TO_CLASS[name]
@@ -49,9 +56,11 @@ def tracking(names: Sequence[str], folder: Path, settings: Mapping[str, Any]) ->
         except Exception as error:  # the packages raise many types without a login or a network
             reason = (masked(str(error)).strip() or type(error).__name__).splitlines()[0][:200]
             raise ConfigError(
-                f"--report-to {name}: {reason}; see its own settings for working offline, or leave it out"
+                f"--report-to {name}: {reason}; see its own settings for working offline, or"
+                " leave it out"
             ) from None
-        if not in_folder:  # TensorBoard would put the settings into a run of their own; config.json has them
+        # TensorBoard would put the settings into a run of their own; config.json has them
+        if not in_folder:
             tracker.store_init_configuration(shown)
         trackers.append(tracker)
 
@@ -78,17 +87,31 @@ class OptimizerConfig(Config):
 
     learning_rate: float | None = option(
         None,
-        help="Peak learning rate; in rlft 2.5e-4, or 5e-4 for --model tiny and choices with a new adapter.",
+        help=(
+            "Peak learning rate; in rlft 2.5e-4, or 5e-4 for --model tiny and choices with a new"
+            " adapter."
+        ),
         gt=0,
         essential=True,
     )
     warmup_steps: int | None = option(
-        0, help="Steps in which the learning rate rises to its peak; none (default in sft): 5 % of the steps.", ge=0
+        0,
+        help=(
+            "Steps in which the learning rate rises to its peak; none (default in sft): 5 % of the"
+            " steps."
+        ),
+        ge=0,
     )
     schedule: Literal["linear", "cosine", "constant"] = option(
-        "linear", help="Learning rate after warm-up: linear or cosine (down to 0 at the last step), or constant."
+        "linear",
+        help=(
+            "Learning rate after warm-up: linear or cosine (down to 0 at the last step), or"
+            " constant."
+        ),
     )
-    weight_decay: float = option(0.0, help="Weight decay, of all trained weights but biases and norms.", ge=0)
+    weight_decay: float = option(
+        0.0, help="Weight decay, of all trained weights but biases and norms.", ge=0
+    )
     max_grad_norm: float = option(0.3, help="Gradients are clipped to this norm.", gt=0)
 
     @property
@@ -112,7 +135,10 @@ class LoraConfig(Config):
     targets: str = option(
         "",
         name="lora_targets",
-        help="Layers that a new LoRA adapter changes: all-linear, or names like q_proj,v_proj; default: peft's.",
+        help=(
+            "Layers that a new LoRA adapter changes: all-linear, or names like q_proj,v_proj;"
+            " default: peft's."
+        ),
     )
 
     @override
@@ -124,11 +150,18 @@ class LoraConfig(Config):
 class CheckpointConfig(Config):
     """Checkpoints: what is kept of training, and where its figures go."""
 
-    save_steps: int = option(20, help="Steps between checkpoints; a killed run resumes from the latest.", ge=1)
-    keep_checkpoints: int = option(
-        2, help="Checkpoints to keep, the latest; with 1, a damaged one means a new start.", ge=1, identity=False
+    save_steps: int = option(
+        20, help="Steps between checkpoints; a killed run resumes from the latest.", ge=1
     )
-    report_to: tuple[Tracker, ...] = option((), help="Also log to tensorboard, wandb or trackio (repeat the flag).")
+    keep_checkpoints: int = option(
+        2,
+        help="Checkpoints to keep, the latest; with 1, a damaged one means a new start.",
+        ge=1,
+        identity=False,
+    )
+    report_to: tuple[Tracker, ...] = option(
+        (), help="Also log to tensorboard, wandb or trackio (repeat the flag)."
+    )
     plan: bool = option(
         False,
         help="Only estimate parameters, memory and tokens; trains nothing and writes nothing.",

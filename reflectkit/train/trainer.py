@@ -1,6 +1,8 @@
-"""The trainer: each update draws problems, plays them, estimates advantages, and updates the policy.
+"""The trainer: each update draws problems, plays them, estimates advantages, and updates the
+policy.
 
-`Learner` does the last, `AlgorithmConfig` the one before, and `play_all` the playing. `train.build` makes a trainer.
+`Learner` does the last, `AlgorithmConfig` the one before, and `play_all` the playing. `train.build`
+makes a trainer.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ from reflectkit.types import NAMED, Decision, Sample, Status, Task, Trajectory, 
 def learning_rate_factor(schedule: str, step: int, steps: int, warmup: int) -> float:
     """The factor of the peak learning rates in update `step` (0 is the first) of `steps`.
 
-    It rises linearly over the first `warmup` updates, none of which has 0. Then it falls to 0 after the last update:
-    "linear", or "cosine" (arXiv 1608.03983, eq. 5); or it is "constant".
+    It rises linearly over the first `warmup` updates, none of which has 0. Then it falls to 0 after
+    the last update: "linear", or "cosine" (arXiv 1608.03983, eq. 5); or it is "constant".
     """
     if step < warmup:
         return (step + 1) / (warmup + 1)
@@ -58,18 +60,23 @@ class ReplayBuffer(deque[Trajectory]):
 
     def add(self, played: Iterable[Trajectory]) -> None:
         """Keep those of `played` that succeeded; ABORTED ones never did."""
-        self.extend(episode for episode in played if episode.success and episode.status is not Status.ABORTED)
+        self.extend(
+            episode
+            for episode in played
+            if episode.success and episode.status is not Status.ABORTED
+        )
 
 
 @dataclass(frozen=True)
 class TrainerConfig:
     """What to play and how to train.
 
-    levels: the curriculum, in order. steps: updates in all. episodes: per update, of all processes. seed: of problems,
-    rollouts and minibatches. width: episodes played at once in one process. advance_at: see `Curriculum`.
-    optim: its schedule and warm-up. staleness: how far play may run ahead of learning, with a sampler in another
-    process. distill: whether and where comments that the policy did not read are distilled into it. earlier_steps: the
-    numbers of updates, ascending, that were planned before training was continued beyond them.
+    levels: the curriculum, in order. steps: updates in all. episodes: per update, of all processes.
+    seed: of problems, rollouts and minibatches. width: episodes played at once in one process.
+    advance_at: see `Curriculum`. optim: its schedule and warm-up. staleness: how far play may run
+    ahead of learning, with a sampler in another process. distill: whether and where comments that
+    the policy did not read are distilled into it. earlier_steps: the numbers of updates, ascending,
+    that were planned before training was continued beyond them.
     """
 
     levels: Sequence[Level]
@@ -97,9 +104,10 @@ class TrainerConfig:
 class Trainer:
     """Training in progress.
 
-    step: updates done. latest: the last update's fresh episodes, each with the advantages of its turns. counters:
-    episodes, decisions and ABORTED episodes so far. reflector_trainer: trains the reflector, if it learns too.
-    rollouts: those that are played while the policy learns, once they have begun.
+    step: updates done. latest: the last update's fresh episodes, each with the advantages of its
+    turns. counters: episodes, decisions and ABORTED episodes so far. reflector_trainer: trains the
+    reflector, if it learns too. rollouts: those that are played while the policy learns, once they
+    have begun.
     """
 
     def __init__(
@@ -111,7 +119,12 @@ class Trainer:
         processes: Processes | None = None,
         reflector_trainer: ReflectorTrainer | None = None,
     ) -> None:
-        self.config, self.agent, self.learner, self.reflector_trainer = config, agent, learner, reflector_trainer
+        self.config, self.agent, self.learner, self.reflector_trainer = (
+            config,
+            agent,
+            learner,
+            reflector_trainer,
+        )
         self.processes = processes or Processes()
         self.replay = ReplayBuffer(config.algo.replay_size)
         self.novelty = Novelty(config.algo.novelty)
@@ -127,16 +140,19 @@ class Trainer:
         self._tool_errors = ToolErrors(learner.notify)
         self.recorded: Sequence[Trajectory] = ()
         """Episodes of an earlier policy to learn from, instead of playing."""
-        self._begun: dict[int, Episode] = {}  # the latest episodes, before they were played, by their seeds
+        self._begun: dict[
+            int, Episode
+        ] = {}  # the latest episodes, before they were played, by their seeds
         self._drawn: tuple[Level | None, int, list[Task]] = (None, 0, [])
         for sampler in self._local_samplers() if self.processes.count > 1 else ():
             sampler.reads = {}
 
     def train_step(self) -> dict[str, object]:
-        """One update: play, then learn. Returns its figures as JSON values, a row of `metrics.jsonl`.
+        """One update: play, then learn. Returns its figures as JSON values, a row of
+        `metrics.jsonl`.
 
-        Raises EnvironmentFailure: every episode was ABORTED. ConfigError: a tool's code always fails. DivergedError,
-        MismatchError: see `Learner.update`.
+        Raises EnvironmentFailure: every episode was ABORTED. ConfigError: a tool's code always
+        fails. DivergedError, MismatchError: see `Learner.update`.
         """
         started = time.perf_counter()
         before = self._counts()
@@ -149,10 +165,14 @@ class Trainer:
         level = self.config.levels[self.curriculum.level]
         self._publish()
         self.playing = True
-        played, ages = self._play_ahead() if self.config.staleness.max_staleness else (self._play(level), {})
+        played, ages = (
+            self._play_ahead() if self.config.staleness.max_staleness else (self._play(level), {})
+        )
         written_twice = self._share_comments()
         counts = [after - earlier for after, earlier in zip(self._counts(), before, strict=True)]
-        tokens, asked, hits = (sum(column) for column in zip(*self.processes.gather(counts), strict=True))
+        tokens, asked, hits = (
+            sum(column) for column in zip(*self.processes.gather(counts), strict=True)
+        )
         tokens -= self._tokens_read_twice()
         if self.processes.sharded:  # all have asked for all comments
             _, asked, hits = counts
@@ -164,29 +184,39 @@ class Trainer:
         engine_failed = any(not trajectory.reason.startswith(UNSCORED) for trajectory in failed)
         if len(failed) == len(played) and engine_failed:
             raise EnvironmentFailure(
-                f"every episode of update {self.step + 1} was aborted ({len(played)}): {failed[0].reason}; a larger"
-                " --episodes makes that rarer"
+                f"every episode of update {self.step + 1} was aborted ({len(played)}):"
+                f" {failed[0].reason}; a larger --episodes makes that rarer"
             )
         if broken := broken_tool(played):
             raise ConfigError(f"update {self.step + 1}: {broken}")
         self._check_comments(played)
-        cut = [trajectory for trajectory in played if trajectory.status is Status.TRUNCATED and trajectory.reason]
+        cut = [
+            trajectory
+            for trajectory in played
+            if trajectory.status is Status.TRUNCATED and trajectory.reason
+        ]
         if cut:
-            self._tell_once("ended early", len(cut), pluralize(len(played), "episode"), cut[0].reason)
+            self._tell_once(
+                "ended early", len(cut), pluralize(len(played), "episode"), cut[0].reason
+            )
         fresh, old = batch.trainable(played), list(self.replay)
         samples, estimates = self._rows(fresh, old)
         self.latest = list(zip(fresh, estimates.advantages, strict=False))
         optim = self.config.optim
         rate = learning_rate_factor(optim.schedule, self.step, planned, optim.warmup_steps or 0)
         self.playing = False
-        figures = self.learner.update(samples, generator(self.config.seed, "update", self.step), rate).figures
+        figures = self.learner.update(
+            samples, generator(self.config.seed, "update", self.step), rate
+        ).figures
         self.replay.add(fresh)
         overall = summary(played)
         self.curriculum.end(overall.get("success_rate", 0.0))
         self.step += 1
         self.counters["episodes"] += len(played)
         self.counters["decisions"] += sum(len(trajectory.turns) for trajectory in played)
-        self.counters["aborted"] += sum(trajectory.status is Status.ABORTED for trajectory in played)
+        self.counters["aborted"] += sum(
+            trajectory.status is Status.ABORTED for trajectory in played
+        )
         tokens += sum(len(sample.tokens) for sample in samples)
         reflector_figures: dict[str, Any] = {}
         if self.reflector_trainer is not None and self.reflector_trainer.is_due(self.step):
@@ -206,14 +236,18 @@ class Trainer:
             "reflector_cache_hits": hits / asked if asked else None,
             "rows": len(samples),
             "replayed_episodes": len(old),
-            "groups_without_spread": len(dropped) / groups if groups and dropped is not None else None,
+            "groups_without_spread": len(dropped) / groups
+            if groups and dropped is not None
+            else None,
             "tokens": tokens,
             "tokens_per_second": round(tokens / seconds, 1),
             "episodes_per_second": round(len(played) / seconds, 3),
             "rollout_seconds": round(played_s, 3),
             "update_seconds": round(seconds - played_s, 3),
         }
-        texts = [turn.decision for each in played for turn in each.turns if not turn.observation.choices]
+        texts = [
+            turn.decision for each in played for turn in each.turns if not turn.observation.choices
+        ]
         if texts:
             row["answer_tokens"] = statistics.fmean(len(text.token_ids) for text in texts)
             row["cut_answers"] = statistics.fmean(text.cut for text in texts)
@@ -224,7 +258,9 @@ class Trainer:
         """Report that most answers have no end, in the first update in which it is so."""
         policy, what = self.agent.policy, "were cut"
         if what not in self._told:
-            report = cut_report(cut, answers, self.agent.max_new_tokens, lambda: policy.tokenizer, policy.role)
+            report = cut_report(
+                cut, answers, self.agent.max_new_tokens, lambda: policy.tokenizer, policy.role
+            )
             if report:
                 self._told.add(what)
                 self.learner.notify(f"update {self.step}: {report}")
@@ -236,11 +272,15 @@ class Trainer:
                 reflector.memo.pop(state, None)
 
     def _check_comments(self, played: Sequence[Trajectory]) -> None:
-        """Raises EnvironmentFailure if comments are to be distilled and none can be; reports the first such ones."""
+        """Raises EnvironmentFailure if comments are to be distilled and none can be; reports the
+        first such ones.
+        """
         hints, skipped = _hints(played)
         why = next((decision.hint_failure for decision in skipped if decision.hint_failure), "")
         if why and len(skipped) == len(hints):
-            raise EnvironmentFailure(f"no comment of update {self.step + 1} can be distilled ({len(hints)}): {why}")
+            raise EnvironmentFailure(
+                f"no comment of update {self.step + 1} can be distilled ({len(hints)}): {why}"
+            )
         if why:
             self._tell_once("cannot be distilled", len(skipped), f"{len(hints)} comments", why)
 
@@ -248,7 +288,9 @@ class Trainer:
         """Report what happened to `count` of some things, in the first update in which it does."""
         if what not in self._told:
             self._told.add(what)
-            self.learner.notify(f"update {self.step + 1}: {count} of {among} {what}, the first for: {why}")
+            self.learner.notify(
+                f"update {self.step + 1}: {count} of {among} {what}, the first for: {why}"
+            )
 
     def validate(self, level: Level) -> dict[str, Any]:
         """Figures of `play_greedily`, as of an update, named `validation_…`."""
@@ -261,7 +303,9 @@ class Trainer:
         return {f"validation_{name}": value for name, value in figures.items()}
 
     def play_greedily(self, level: Level, *, show: bool = False) -> list[Trajectory]:
-        """An episode of each problem of `level` with the most likely actions. show: with all probabilities."""
+        """An episode of each problem of `level` with the most likely actions. show: with all
+        probabilities.
+        """
         greedy = copy.copy(self.agent)  # as the other one may be playing
         greedy.temperature, greedy.show = 0.0, show
         if greedy.distills:  # the policy is to act without comments
@@ -283,8 +327,8 @@ class Trainer:
             self._published = self.step
 
     def _group(self, number: int) -> Group:
-        """Group `number` of all updates, at the curriculum's present level: the episodes of one problem, which start
-        from one state if there are several.
+        """Group `number` of all updates, at the curriculum's present level: the episodes of one
+        problem, which start from one state if there are several.
         """
         config, level = self.config, self.config.levels[self.curriculum.level]
         step, place = divmod(number, config.groups)
@@ -295,15 +339,17 @@ class Trainer:
                 self._drawn[2][place],
                 derive(config.seed, "rollout", step, place * config.algo.repeats + repeat),
                 group=f"{step}/{place}",
-                start=derive(config.seed, "start", step, place) if config.algo.repeats > 1 else None,
+                start=derive(config.seed, "start", step, place)
+                if config.algo.repeats > 1
+                else None,
             )
             for repeat in range(config.algo.repeats)
         ]
         return Group(episodes, level.make)
 
     def _play(self, level: Level) -> list[Trajectory]:
-        """This update's episodes in their order, played by all processes, with the critic's values. Recorded ones take
-        their place.
+        """This update's episodes in their order, played by all processes, with the critic's values.
+        Recorded ones take their place.
         """
         if self.recorded:
             return self.learner.valued(self.recorded)
@@ -341,17 +387,27 @@ class Trainer:
     def _play_all(
         self, episodes: list[Episode], level: Level, agent: TwoPlayerAgent, *, valued: bool = False
     ) -> list[Trajectory]:
-        """`episodes` in their order, played by all processes. valued: with the critic's values of their decisions."""
-        sharded = self.processes.sharded  # then all play all episodes in lockstep and share the scoring
+        """`episodes` in their order, played by all processes. valued: with the critic's values of
+        their decisions.
+        """
+        # Then all play all episodes in lockstep and share the scoring
+        sharded = self.processes.sharded
         share = episodes if sharded else self.processes.share(episodes)
         timeout_s = self.config.staleness.episode_timeout_s
         playing = play_all(
-            share, level.make, agent, width=self.config.width, timeout_s=timeout_s, on_end=self._tool_errors.see
+            share,
+            level.make,
+            agent,
+            width=self.config.width,
+            timeout_s=timeout_s,
+            on_end=self._tool_errors.see,
         )
-        if self.rollouts is not None:  # in the loop that plays, which alone uses the models of this process meanwhile
+        # In the loop that plays, which alone uses the models of this process meanwhile
+        if self.rollouts is not None:
             return self.rollouts.result(playing)
         mine = run_sync(playing)
-        for sampler in self._local_samplers():  # memory for the update, and a resumed run has nothing kept either
+        # Memory for the update, and a resumed run has nothing kept either
+        for sampler in self._local_samplers():
             sampler.forget()
         if valued:
             mine = self.learner.valued(mine)
@@ -363,8 +419,8 @@ class Trainer:
         return [sampler for sampler in samplers if isinstance(sampler, LocalSampler)]
 
     def _share_comments(self) -> int:
-        """Share new comments among the processes, so that all have the same memo. Returns how many were written by
-        another process, too.
+        """Share new comments among the processes, so that all have the same memo. Returns how many
+        were written by another process, too.
         """
         reflector = self.agent.reflector
         if reflector is None:
@@ -386,11 +442,15 @@ class Trainer:
             total += sum(sum(share.values()) for share in shares) - sum(once.values())
         return total
 
-    def _rows(self, fresh: Sequence[Trajectory], old: Sequence[Trajectory]) -> tuple[list[Sample], Estimates]:
+    def _rows(
+        self, fresh: Sequence[Trajectory], old: Sequence[Trajectory]
+    ) -> tuple[list[Sample], Estimates]:
         """Training rows of fresh and replayed episodes, without those of groups without spread."""
         values: list[list[float]] | None = None
         if self.learner.has_critic:
-            values = [[turn.decision.value or 0.0 for turn in trajectory.turns] for trajectory in fresh]
+            values = [
+                [turn.decision.value or 0.0 for turn in trajectory.turns] for trajectory in fresh
+            ]
             prompts = [turn.decision.prompt_ids for trajectory in old for turn in trajectory.turns]
             current = iter(self.learner.values(prompts))
             values += [[next(current) for _ in trajectory.turns] for trajectory in old]
@@ -400,11 +460,15 @@ class Trainer:
         played = [*fresh, *old]
         distill = self.config.distill
         solved = {trajectory.group for trajectory in fresh if trajectory.success}
-        offered = {turn.observation.choices for trajectory in played for turn in trajectory.turns} - {()}
+        offered = {
+            turn.observation.choices for trajectory in played for turn in trajectory.turns
+        } - {()}
         labels_of = {choices: self.agent.labels(choices) for choices in offered}
         samples: list[Sample] = []
         for number, trajectory in enumerate(played):
-            taught = bool(distill.weight) and (distill.comments_on == "all" or trajectory.group not in solved)
+            taught = bool(distill.weight) and (
+                distill.comments_on == "all" or trajectory.group not in solved
+            )
             rewarded = trajectory.group not in (estimates.dropped or ())
             if taught or rewarded:
                 samples += batch.rows(
@@ -419,12 +483,19 @@ class Trainer:
                 )
         return samples, estimates
 
-    def _train_reflector(self, trainer: ReflectorTrainer, level: Level, rate: float) -> dict[str, Any]:
-        """The reflector's turn: it comments on states of the latest episodes anew, and learns which comments did more.
+    def _train_reflector(
+        self, trainer: ReflectorTrainer, level: Level, rate: float
+    ) -> dict[str, Any]:
+        """The reflector's turn: it comments on states of the latest episodes anew, and learns which
+        comments did more.
 
         What was scored or commented in it is forgotten, as it is in a run that is resumed after it.
         """
-        reflector, turns, seed = self.agent.reflector, trainer.config, derive(self.config.seed, "reflector", self.step)
+        reflector, turns, seed = (
+            self.agent.reflector,
+            trainer.config,
+            derive(self.config.seed, "reflector", self.step),
+        )
         assert reflector is not None
         self._publish()
         read = self.agent.policy.tokens + reflector.sampler.tokens
@@ -451,28 +522,43 @@ class Trainer:
         return figures | {
             "states_left_out": len(branches) - len(compared),
             "comments_true": share_true([state.read for state in compared]),
-            "sampled_comments_true": share_true([comment.true for row in comments for comment in row]),
+            "sampled_comments_true": share_true(
+                [comment.true for row in comments for comment in row]
+            ),
             "reflector_turn_tokens": read + figures["reflector_turn_tokens"],
         }
 
     def _counts(self) -> tuple[int, int, int]:
-        """Tokens processed, comments requested and comments found in the memo, in this process so far."""
+        """Tokens processed, comments requested and comments found in the memo, in this process so
+        far.
+        """
         reflector = self.agent.reflector
         if reflector is None:
             return self.agent.policy.tokens, 0, 0
-        return self.agent.policy.tokens + reflector.sampler.tokens, reflector.requests, reflector.hits
+        return (
+            self.agent.policy.tokens + reflector.sampler.tokens,
+            reflector.requests,
+            reflector.hits,
+        )
 
 
 def _hints(played: Iterable[Trajectory]) -> tuple[list[Decision], list[Decision]]:
-    """The decisions of `played` with a comment to distill; and those of them whose comment was empty, unusable, or too
-    long for the policy's context.
+    """The decisions of `played` with a comment to distill; and those of them whose comment was
+    empty, unusable, or too long for the policy's context.
     """
-    hints = [turn.decision for trajectory in played for turn in trajectory.turns if turn.decision.hint is not None]
+    hints = [
+        turn.decision
+        for trajectory in played
+        for turn in trajectory.turns
+        if turn.decision.hint is not None
+    ]
     return hints, [decision for decision in hints if not decision.hint_prompt_ids]
 
 
 def _comments(played: Sequence[Trajectory], samples: Sequence[Sample]) -> dict[str, int]:
-    """How many decisions of `samples` have a comment to learn from, and how many comments of `played` were skipped."""
+    """How many decisions of `samples` have a comment to learn from, and how many comments of
+    `played` were skipped.
+    """
     return {
         "commented_decisions": sum(sum(map(bool, sample.commented)) for sample in samples),
         "comments_skipped": len(_hints(played)[1]),
@@ -494,13 +580,15 @@ PREFIXES = ("validation_", "reflector_", "env_")
 
 
 def env_figures(played: Sequence[Trajectory]) -> dict[str, Any]:
-    """The means over episodes of the env's `info["figures"]`, and their names as NAMED; {} if it reported none. A
-    figure whose name is ours is called `env_NAME`.
+    """The means over episodes of the env's `info["figures"]`, and their names as NAMED; {} if it
+    reported none. A figure whose name is ours is called `env_NAME`.
 
-    An episode's figure is the mean over the turns that report it. ABORTED episodes are omitted, and episodes cut off
-    before they reported a figure count 0.
+    An episode's figure is the mean over the turns that report it. ABORTED episodes are omitted, and
+    episodes cut off before they reported a figure count 0.
     """
-    by_episode = [trajectory.figures for trajectory in played if trajectory.status is not Status.ABORTED]
+    by_episode = [
+        trajectory.figures for trajectory in played if trajectory.status is not Status.ABORTED
+    ]
     means = {
         f"env_{name}" if name in OURS or name.startswith(PREFIXES) else name: statistics.fmean(
             episode.get(name, 0.0) for episode in by_episode
@@ -511,8 +599,8 @@ def env_figures(played: Sequence[Trajectory]) -> dict[str, Any]:
 
 
 def summary(played: Sequence[Trajectory]) -> dict[str, float]:
-    """Means of success, where the env reports it, return and steps over episodes that were not ABORTED, the standard
-    deviation of the return, and the share that were ABORTED.
+    """Means of success, where the env reports it, return and steps over episodes that were not
+    ABORTED, the standard deviation of the return, and the share that were ABORTED.
     """
     counted = [trajectory for trajectory in played if trajectory.status is not Status.ABORTED]
     share = max(1, len(counted))
