@@ -284,7 +284,7 @@ class _Judge:
         """Forget what was read, which has a part in the rounding, so that a resumed run gives the same bytes."""
         for sampler in (self.policy, self.writer):
             run_sync(sampler.publish(None, sampler.version))
-            sampler.kept.clear()
+            sampler.prefixes.clear()
 
     def _some(self, first: int, lessons: Sequence[Lesson], samples: int) -> list[Judged]:
         """The states from number `first` on."""

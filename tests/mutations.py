@@ -35,8 +35,8 @@ class Mutation:
 MUTATIONS = (
     Mutation(
         "mask-off-by-one",
-        "self.mask += [0] * len(new) + [1] * written + [0] * rest",
-        "self.mask += [0] * (len(new) - 1) + [1] * written + [0] * (rest + 1)",
+        "self.mask += [0] * len(new) + [1] * count + [0] * rest",
+        "self.mask += [0] * (len(new) - 1) + [1] * count + [0] * (rest + 1)",
         ("tests/train/test_learner.py",),
     ),
     Mutation(
@@ -59,9 +59,9 @@ MUTATIONS = (
     ),
     Mutation(
         "stop-token-dropped",
-        "texts[ask] = SampleOutput(tuple(row.token_ids), tuple(row.logprobs), version=self.version)",
-        "end = len(row.token_ids) - (row.token_ids[-1] in stop_ids); "
-        "texts[ask] = SampleOutput(tuple(row.token_ids[:end]), tuple(row.logprobs[:end]), version=self.version)",
+        "tuple(row.token_ids), tuple(row.logprobs), version=self.version",
+        "tuple(row.token_ids[: len(row.token_ids) - (row.token_ids[-1] in stop_ids)]), "
+        "tuple(row.logprobs[: len(row.token_ids) - (row.token_ids[-1] in stop_ids)]), version=self.version",
         ("tests/train/test_learner.py", "tests/sampling/test_local.py"),
     ),
     Mutation(
@@ -150,8 +150,8 @@ MUTATIONS = (
     ),
     Mutation(
         "aborted-episodes-trained",
-        "trajectory for trajectory in trajectories if trajectory.status is not Status.ABORTED and trajectory.turns",
-        "trajectory for trajectory in trajectories if trajectory.turns",
+        "if trajectory.status is not Status.ABORTED and trajectory.turns",
+        "if trajectory.turns",
         ("tests/train/test_learner.py", "tests/train/test_rl.py"),
     ),
 )

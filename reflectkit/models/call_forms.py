@@ -22,7 +22,7 @@ def tool_of(function: Callable[..., Any]) -> ToolSpec:
     from transformers.utils import get_json_schema
 
     @functools.wraps(function)
-    def described(*arguments: Any, **named: Any) -> Any:
+    def described(*arguments: Any, **keywords: Any) -> Any:
         """Without the type of what it returns, which only type checkers may know."""
 
     described.__annotations__ = {
@@ -57,12 +57,13 @@ def _tagged(
     argument = re.compile(rf"\s*{key}{value}{end}", re.DOTALL)
 
     def past(pattern: re.Pattern[str], text: str, position: int) -> int:
-        if found := pattern.match(text, position):
-            return found.end()
+        if end := pattern.match(text, position):
+            return end.end()
         rest = text[position:].strip()
         raise ValueError(f"{rest[:20]!r} in the wrong place" if rest else "it has no end")
 
     def read(text: str) -> Calls:
+        # Each call: its name, then tags until its tail
         calls = []
         position = past(opens, text, 0)
         while name := begins.match(text, position):

@@ -92,35 +92,35 @@ class Dialogue:
         thinking: str = THINKING[0],
         context: int = sys.maxsize,
     ) -> None:
+        # 1. The template
         self.tokenizer, self.thinking, self.context = tokenizer, thinking, context
         self.template = bool(tokenizer.chat_template) and not plain
         if thinking == "off" and self.template and SWITCH not in str(tokenizer.chat_template):
             raise CheckpointError(
                 f"--thinking off: the model's chat template has no {SWITCH}; leave it out"
             )
-        marks = {
-            *tokenizer.get_added_vocab(),
-            *tokenizer.all_special_tokens,
-            OPENED,
-            CLOSED,
-            *THOUGHT,
-        }
+        # 2. Marks: what text from an env must not contain as it is
+        marks = {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens}
+        marks |= {OPENED, CLOSED, *THOUGHT}
         marks |= set(LITERAL_MARK.findall(str(tokenizer.chat_template or "")))
         self._marks = _pattern(marks)
-        shown = self._probe([_user("-")], [self._tool(PROBE)]) if self.template else ""
-        self.form: Form = self._find_form(shown) if PROBE.name in shown else PLAIN
-        self.unknown_form = PROBE.name in shown and self.form == PLAIN
+        # 3. The form of calls, by what the template writes of a tool
+        offer = self._probe([_user("-")], [self._tool(PROBE)]) if self.template else ""
+        self.form: Form = self._find_form(offer) if PROBE.name in offer else PLAIN
+        self.unknown_form = PROBE.name in offer and self.form == PLAIN
         family = self.form if isinstance(self.form, CallForm) else None
-        own = family.own_marks if family else {OPENED, CLOSED, *PYTHON_MARKS, *THOUGHT}
-        self._foreign_marks = _pattern(marks - own)
+        turn_marks = family.own_marks if family else {OPENED, CLOSED, *PYTHON_MARKS, *THOUGHT}
+        self._foreign_marks = _pattern(marks - turn_marks)
         self._family = family if family and family.parts else None
-        self.stop_ids = self._find_stops(family, own)
+        # 4. What ends an answer, and what the template does to white space and system messages
+        self.stop_ids = self._find_stops(family, turn_marks)
         self._strip_right = {
-            token for token, added in tokenizer.added_tokens_decoder.items() if added.rstrip
+            token for token, details in tokenizer.added_tokens_decoder.items() if details.rstrip
         }
         """Tokens that include the white space after them, such as Phi-3's `<|end|>`."""
         system = {"role": "system", "content": PROBE.name}
         self._takes_system = self.template and PROBE.name in self._probe([system, _user("-")], [])
+        # 5. The latest prompts by their tokens, and what was sampled after them
         self._texts: OrderedDict[bytes, tuple[str, Observation, str | None]] = OrderedDict()
         self._sampled: OrderedDict[tuple[tuple[str, ...], str], array[int]] = OrderedDict()
 
@@ -153,13 +153,14 @@ class Dialogue:
     def ids(self, observation: Observation, comment: str | None = None) -> tuple[int, ...]:
         """The tokens of `text`: the remembered beginning as it was sampled, the rest tokenised."""
         text, answers = self.text(observation, comment), self._answers(observation)
-        begun = [
+        beginnings = [
             key
             for key in self._sampled
             if text.startswith(key[1]) and answers[: len(key[0])] == key[0]
         ]
-        if begun:
-            beginning = max(begun, key=lambda key: len(key[1]))
+        # The longest conversation that was sampled; what follows it is tokenised
+        if beginnings:
+            beginning = max(beginnings, key=lambda key: len(key[1]))
             sampled, rest = self._sampled[beginning], text[len(beginning[1]) :]
             ids = (
                 *sampled,
@@ -175,10 +176,10 @@ class Dialogue:
         """Remember that `token_ids` were sampled after a prompt from `ids`, so that a longer prompt
         keeps them.
         """
-        known = self._texts.get(array("I", prompt_ids).tobytes())
-        if known is None or not token_ids:
+        entry = self._texts.get(array("I", prompt_ids).tobytes())
+        if entry is None or not token_ids:
             return
-        text, observation, comment = known
+        text, observation, comment = entry
         cut = len(token_ids) - (token_ids[-1] in self.stop_ids)
         answer, end = self.words(token_ids[:cut]), self.words(token_ids[cut:])
         if self._family:
@@ -211,9 +212,9 @@ class Dialogue:
         text = text.removesuffix(next((end for end in ends if text.endswith(end)), ""))
         part = self._message(message)
         thought = _neutral(self._thought(answer), self._marks)
-        added = text[len(prompt) :]
+        rest = text[len(prompt) :]
         parts = [thought, part["content"], *(call.name for call in calls)]
-        return text if text.startswith(prompt) and all(one in added for one in parts) else ""
+        return text if text.startswith(prompt) and all(one in rest for one in parts) else ""
 
     def words(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids` including special tokens, with which some templates mark calls."""
@@ -225,9 +226,9 @@ class Dialogue:
 
     def thought_tokens(self, token_ids: Sequence[int]) -> int:
         """Number of an answer's tokens that are reasoning, its marks included."""
-        text, (opened, closed) = self.words(token_ids), thought_marks(self.form)
+        text, (opener, closed) = self.words(token_ids), thought_marks(self.form)
         if after_thought(text, self.form) is text:
-            return len(token_ids) if text.lstrip().startswith(opened) else 0
+            return len(token_ids) if text.lstrip().startswith(opener) else 0
         low, high = 1, len(token_ids)  # the first token with which the closing mark is complete
         while low < high:
             middle = (low + high) // 2
@@ -255,6 +256,7 @@ class Dialogue:
         self, observation: Observation, comment: str | None, answer: Message | None = None
     ) -> str:
         """The prompt, or the conversation up to the model's `answer`."""
+        # 1. The messages, with the comment at the end of the last one that is not the model's
         messages = _with_notes([self._message(message) for message in observation.messages])
         if comment is not None:
             last = max(
@@ -266,6 +268,7 @@ class Dialogue:
                 messages.append(_user(line))
             else:
                 messages[last]["content"] += f"\n{line}"
+        # 2. Tools in the template's own form
         if answer is not None:
             messages.append(self._message(answer))
         if self.form != PLAIN:
@@ -275,6 +278,7 @@ class Dialogue:
             return self._render(
                 messages, tools, one_call=observation.replies, answered=answer is not None
             )
+        # 3. Tools as text in the system message, where the template has no form for them
         if observation.tools:
             rules = TURN_RULES if observation.replies else PLAIN_RULES
             offer = f"{_neutral(tools_text(observation.tools), self._marks)}\n{rules}"
@@ -291,9 +295,9 @@ class Dialogue:
         of the message.
         """
         if message.role != "assistant":
-            named = {"name": message.name} if message.name else {}
+            name = {"name": message.name} if message.name else {}
             content = message.content if message.role == "system" else as_data(message.content)
-            return {"role": message.role, "content": _neutral(content, self._marks), **named}
+            return {"role": message.role, "content": _neutral(content, self._marks), **name}
         if self._family:
             return self._parts(message)
         content = message.content
@@ -312,6 +316,7 @@ class Dialogue:
         """An assistant's message as its thought, words and calls. Words that call, but not validly,
         are words.
         """
+        # 1. Thought, words and calls
         assert self._family is not None
         rest = after_thought(words_beside_calls(message), self.form)
         words = (
@@ -324,6 +329,7 @@ class Dialogue:
             {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.calls
         ]
+        # 2. As the template names them
         parts = {
             "content": words if not (thought and calls and self._family.results_need_calls) else ""
         }
@@ -336,8 +342,8 @@ class Dialogue:
     def _thought(self, text: str) -> str:
         """The reasoning at the start of `text`, without its marks."""
         thought = text.removesuffix(after_thought(text, self.form)).strip()
-        opened, closed = thought_marks(self.form)
-        return thought.removesuffix(closed).removeprefix(opened).strip()
+        opener, closed = thought_marks(self.form)
+        return thought.removesuffix(closed).removeprefix(opener).strip()
 
     def _tool(self, tool: ToolSpec) -> dict[str, Any]:
         parameters = dict(tool.parameters)
@@ -380,18 +386,18 @@ class Dialogue:
         except CheckpointError:
             return ""
 
-    def _find_form(self, shown: str) -> Form:
+    def _find_form(self, offer: str) -> Form:
         """The form of calls that the template asks for in `shown`, with a tool, or in which it
         shows a call.
         """
-        if OPENED in shown and '"arguments"' in shown:
+        if OPENED in offer and '"arguments"' in offer:
             return HERMES
-        if "<|start_header_id|>" in shown or "<|header_start|>" in shown:
+        if "<|start_header_id|>" in offer or "<|header_start|>" in offer:
             return LLAMA
         call = {"type": "function", "function": {"name": PROBE.name, "arguments": {}}}
         said = {"role": "assistant", "content": "", "tool_calls": [call]}
-        shown += self._probe([_user("-"), said], [self._tool(PROBE)])
-        return next((form for form in CALL_FORMS if re.search(form.sign, shown)), PLAIN)
+        offer += self._probe([_user("-"), said], [self._tool(PROBE)])
+        return next((form for form in CALL_FORMS if re.search(form.sign, offer)), PLAIN)
 
     def _find_stops(self, family: CallForm | None, own_marks: set[str]) -> frozenset[int]:
         """See `stop_ids`. own_marks: what the assistant writes within a turn, which never ends one.
@@ -400,11 +406,13 @@ class Dialogue:
         where nobody says otherwise, which may be a letter.
         """
         tokenizer = self.tokenizer
+        # 1. Those of the family of templates, and what the template writes after an answer
         tokens = {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens}
-        named = (*(LLAMA_STOPS if self.form == LLAMA else ()), *(family.stops if family else ()))
-        stops = [stop for stop in named if stop in tokens]
+        names = (*(LLAMA_STOPS if self.form == LLAMA else ()), *(family.stops if family else ()))
+        stops = [stop for stop in names if stop in tokens]
         if self.template:
             stops += self._written_after_answer(tokens - own_marks)
+        # 2. Special ones that the generation config lists, and the end token
         special = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
         listed = special.intersection(getattr(tokenizer, "generation_end_ids", ()))
         ids = {tokenizer.eos_token_id, *listed, *map(tokenizer.convert_tokens_to_ids, stops)}
@@ -437,12 +445,13 @@ class Dialogue:
         """
         from jinja2 import TemplateError
 
-        own: dict[str, Any] = {SWITCH: False} if self.thinking == "off" else {}
+        settings: dict[str, Any] = {SWITCH: False} if self.thinking == "off" else {}
         template = self.tokenizer.get_chat_template(tools=tools)
+        # The template without many calls in a turn, and without the clock: a prompt is reproducible
         if one_call:
-            own["chat_template"] = template.replace(MANY_CALLS, ONE_CALL)
+            settings["chat_template"] = template.replace(MANY_CALLS, ONE_CALL)
         if "strftime_now(" in template and "date_string" not in template:
-            own["chat_template"] = NO_CLOCK + own.get("chat_template", template)
+            settings["chat_template"] = NO_CLOCK + settings.get("chat_template", template)
         try:
             return self.tokenizer.apply_chat_template(
                 messages,
@@ -450,7 +459,7 @@ class Dialogue:
                 add_generation_prompt=not answered,
                 tokenize=False,
                 date_string=DATE,
-                **own,
+                **settings,
             )
         except (TemplateError, TypeError, ValueError) as error:
             reason = one_line(str(error))[:200]
@@ -475,7 +484,7 @@ def _with_notes(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _results_of_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """`messages` for templates that know results only behind a call: others come from the user."""
-    shown: list[dict[str, Any]] = []
+    merged: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] != "tool":
@@ -486,8 +495,8 @@ def _results_of_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             message = _user(
                 f"{RESULT_MARKER} {message.get('name', 'the call')}: {message['content']}"
             )
-        shown.append(message)
-    return shown
+        merged.append(message)
+    return merged
 
 
 def _user(content: str) -> dict[str, Any]:

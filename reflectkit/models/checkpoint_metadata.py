@@ -101,6 +101,7 @@ def checked_facts(folder: Path, role: str | None) -> ModelFacts:
 
     Raises CheckpointError if it is not a model, or not for `role`.
     """
+    # 1. Whether it is a model folder, and not a run or what has only its name
     if not folder.is_dir():
         others = checkpoints(folder.parent)
         near = (
@@ -119,24 +120,25 @@ def checked_facts(folder: Path, role: str | None) -> ModelFacts:
         raise CheckpointError(f"{folder} is not a model folder{near}")
     if stage := stage_of(folder):
         trains = stage in ("sft", "rlft")
-        lost = (
+        advice = (
             "; it has no checkpoint: run it again with --force"
             if trains
             else "; name a run of sft or rlft"
         )
-        near = f"; name one in it, e.g. {inside[-1]}" if inside else lost
+        near = f"; name one in it, e.g. {inside[-1]}" if inside else advice
         raise CheckpointError(f"{folder} is a run of {stage}, not a checkpoint{near}")
-    if (folder / "adapter_config.json").is_file() and not (
-        folder / "adapter_model.safetensors"
-    ).is_file():
+    # 2. Whether its files are those that are read
+    is_adapter = (folder / "adapter_config.json").is_file()
+    if is_adapter and not (folder / "adapter_model.safetensors").is_file():
         raise CheckpointError(
             f"{folder} has no adapter_model.safetensors; other formats can run code and are not"
             " read"
         )
-    if not has_tokenizer(folder) and not (folder / "adapter_config.json").is_file():
+    if not has_tokenizer(folder) and not is_adapter:
         raise CheckpointError(
             f"{folder} has no tokenizer (tokenizer.json); copy the one the model was trained with"
         )
+    # 3. Whether it was trained for this role
     if not (folder / ROLE_FILE).is_file():
         return {}
     try:
@@ -185,6 +187,7 @@ def base_of(folder: Path) -> str | None:
     path = folder / "adapter_config.json"
     if not path.is_file():
         return None
+    # 1. What the adapter's config calls it
     try:
         name = read_json(path)["base_model_name_or_path"]
         if not isinstance(name, str):
@@ -193,6 +196,7 @@ def base_of(folder: Path) -> str | None:
         raise CheckpointError(
             f"{path} is damaged ({first_line(error)}); make the checkpoint again"
         ) from None
+    # 2. Where it may be: where the checkpoint recorded it, then upwards from the folder
     here = Path(os.path.realpath(folder))
     places = [parent / name for parent in here.parents] if "/" in name else []
     recorded = model_facts(folder).get(BASE_FOLDER)
@@ -247,6 +251,7 @@ def config_of(source: str | Path) -> Any:
         raise
     except Exception as error:  # the library raises many types
         raise unusable(source, "no usable config", error) from None
+    # What cannot be read, and sizes that no model has
     if config.model_type in STATE_ELSEWHERE:
         raise CheckpointError(
             f"{source}: models of type {config.model_type} keep a state that padding spoils;"
@@ -323,6 +328,7 @@ def _generation_end_ids(source: str | Path) -> tuple[int, ...]:
             raise unusable(source, f"no usable {name}", error) from None
         if path is None:
             continue
+        # The first file that lists some
         try:
             listed = read_json(Path(path))["eos_token_id"]
         except (DataError, TypeError):

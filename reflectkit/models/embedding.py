@@ -11,7 +11,7 @@ import numpy as np
 from reflectkit.errors import CheckpointError, ConfigError
 from reflectkit.models.hub import hub_options, silence_libraries
 
-KEPT = 100_000  # vectors, of the texts embedded last
+MOST_VECTORS = 100_000  # vectors, of the texts embedded last
 
 
 class Embedder:
@@ -45,7 +45,7 @@ class Embedder:
             )
             self._vectors |= dict(zip(new, np.asarray(made_ND, dtype=np.float32), strict=True))
         vectors_ND = np.stack([self._vectors[text] for text in texts])
-        for text in list(self._vectors)[: max(0, len(self._vectors) - KEPT)]:
+        for text in list(self._vectors)[: max(0, len(self._vectors) - MOST_VECTORS)]:
             del self._vectors[text]
         return vectors_ND
 

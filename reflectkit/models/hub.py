@@ -81,9 +81,10 @@ def hub_options(source: str | Path) -> dict[str, Any]:
     name = str(source)
     if looks_local(source):
         if not os.path.exists(name):
-            made = "make one with `reflectkit sft` or `reflectkit rlft`, or name another"
-            raise CheckpointError(f"no such model folder: {name}; {similar(Path(name)) or made}")
+            advice = "make one with `reflectkit sft` or `reflectkit rlft`, or name another"
+            raise CheckpointError(f"no such model folder: {name}; {similar(Path(name)) or advice}")
         return {}
+    # 1. Whether the hub answers; if not, what was downloaded earlier
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -131,9 +132,8 @@ def silence_libraries() -> None:
     import transformers
     from huggingface_hub import constants
 
-    constants.HF_HUB_DISABLE_TELEMETRY = (
-        True  # TRL's trainers report the GPU and the type of the model to the hub
-    )
+    # TRL's trainers would report the GPU and the type of the model to the hub
+    constants.HF_HUB_DISABLE_TELEMETRY = True
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     with contextlib.suppress(ModuleNotFoundError):  # only SFT needs it

@@ -72,6 +72,7 @@ def apart(labels: tuple[Path, ...]) -> Trie:
 @lru_cache(maxsize=2**14)
 def trie(labels: tuple[Path, ...]) -> Trie:
     """The trie of `labels`. Raises ValueError if a label is empty, or begins another one."""
+    # 1. The tokens that may follow each beginning of a label, in the order of the labels
     children: dict[Path, dict[int, int]] = {}
     for path in labels:
         for place, token in enumerate(path):
@@ -85,6 +86,7 @@ def trie(labels: tuple[Path, ...]) -> Trie:
         raise ValueError(
             f"labels must not be empty, and none may begin another one: {labels!r:.200}"
         )
+    # 2. Nodes where there are several, and the steps of each label through them
     nodes = [
         Node(prefix, tuple(below))
         for prefix, below in children.items()
@@ -99,6 +101,7 @@ def trie(labels: tuple[Path, ...]) -> Trie:
         )
         for path in labels
     )
+    # 3. Chains: what is read to reach the nodes
     prefixes = sorted(index)  # a prefix comes right before those that it begins
     chains = [
         prefix
@@ -122,9 +125,15 @@ def with_ends(paths: Sequence[Path], end: int | None) -> tuple[Path, ...] | None
     def beginnings(paths: Sequence[Path]) -> set[Path]:
         return {path[:place] for path in paths for place in range(1, len(path))}
 
-    begun = beginnings(paths)
-    ended = tuple((*path, end) if path in begun and end is not None else path for path in paths)
-    return ended if len(set(ended)) == len(ended) and beginnings(ended).isdisjoint(ended) else None
+    prefixes = beginnings(paths)
+    with_end = tuple(
+        (*path, end) if path in prefixes and end is not None else path for path in paths
+    )
+    return (
+        with_end
+        if len(set(with_end)) == len(with_end) and beginnings(with_end).isdisjoint(with_end)
+        else None
+    )
 
 
 SPACE = "\u2581"
@@ -226,9 +235,9 @@ def answer_ids(tokenizer: Any, texts: tuple[str, ...]) -> tuple[Path, ...]:
     Raises CheckpointError: this tokenizer cannot tell two of them apart.
     """
     paths = [_answer(tokenizer, text) for text in texts]
-    ended = with_ends(paths, tokenizer.eos_token_id)
-    if ended is not None:
-        return ended
+    with_end = with_ends(paths, tokenizer.eos_token_id)
+    if with_end is not None:
+        return with_end
     same = dict(zip(reversed(paths), reversed(texts), strict=True))
     clash = next(
         ((same[path], text) for path, text in zip(paths, texts, strict=True) if same[path] != text),

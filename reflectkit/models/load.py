@@ -83,9 +83,9 @@ class LoadedModel:
         """The padding id; padding is masked, so any id will do."""
         return int(
             next(
-                i
-                for i in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
-                if i is not None
+                token
+                for token in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
+                if token is not None
             )
         )
 
@@ -108,6 +108,7 @@ def load_player(
     Raises CheckpointError: no such folder, no tokenizer, damaged weights, the wrong role, or an id
     that cannot be fetched.
     """
+    # 1. Whether the folder is a model for this role, whose files are as they were written
     folder = Path(source)
     facts = checked_facts(folder, role) if looks_local(source) else {}
     if looks_local(source):
@@ -117,10 +118,9 @@ def load_player(
     fetching = hub_options(base_name or source)
     from transformers import AutoModelForCausalLM
 
-    dtype, quantize = (
-        dtype or facts.get("dtype", "float32"),
-        quantize or facts.get("quantize", "none"),
-    )
+    # 2. How to load it
+    dtype = dtype or facts.get("dtype", "float32")
+    quantize = quantize or facts.get("quantize", "none")
     name = str(source)
     tokenizer = load_tokenizer(source)
     config_of(base_name or source)
@@ -132,13 +132,12 @@ def load_player(
     if quantize != "none":
         from transformers import BitsAndBytesConfig
 
-        nf4 = (
-            {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": kind}
-            if quantize == "4bit"
-            else {}
-        )
+        nf4: dict[str, Any] = {}
+        if quantize == "4bit":
+            nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": kind}
         bits = BitsAndBytesConfig(**{f"load_in_{quantize}": True}, **nf4)
         options |= {"quantization_config": bits, "device_map": {"": place}}
+    # 3. An adapter on its base, or a whole model; no tensor may be missing
     try:
         if base_name is not None:
             from peft import PeftModel
@@ -156,9 +155,8 @@ def load_player(
                 name, output_loading_info=True, **options
             )
             _refuse_missing(name, report["missing_keys"])
-            if (extra := report["unexpected_keys"]) and (
-                folder / ROLE_FILE
-            ).is_file():  # written by save_player
+            extra = report["unexpected_keys"]
+            if extra and (folder / ROLE_FILE).is_file():  # written by save_player
                 what = (
                     f"config.json has no place for {len(extra)} of the saved tensors, e.g."
                     f" {min(extra)}"
@@ -168,6 +166,7 @@ def load_player(
         raise
     except Exception as error:  # truncated, not safetensors, of another shape, …
         raise unusable(name, "cannot load the model", error) from None
+    # 4. Its device
     if quantize == "none":
         model.to(place)
     if quantize == "4bit":
@@ -195,6 +194,7 @@ def _resize_embeddings(base: Any, folder: Path) -> None:
     """
     from peft import PeftConfig
 
+    # 1. How many embeddings the adapter's tensors have, by how peft may have saved them
     layers = {base.get_input_embeddings(), base.get_output_embeddings()}
     names = [
         f"base_model.model.{name}" for name, module in base.named_modules() if module in layers
@@ -214,15 +214,16 @@ def _resize_embeddings(base: Any, folder: Path) -> None:
             for suffix, axis in axes.items()
             if f"{name}.{suffix}" in keys
         }
+    # 2. The base gets as many; an adapter of single tokens names them in its config
     rows = base.get_input_embeddings().weight.shape[0]
     if sizes:
-        wanted = max(sizes)
+        rows_needed = max(sizes)
     else:
         last = max(_trained_tokens(PeftConfig.from_pretrained(str(folder))), default=0)
-        wanted = max(rows, last + 1)
-    if wanted != rows:
+        rows_needed = max(rows, last + 1)
+    if rows_needed != rows:
         with torch.random.fork_rng():
-            base.resize_token_embeddings(wanted, mean_resizing=False)
+            base.resize_token_embeddings(rows_needed, mean_resizing=False)
 
 
 def _trained_tokens(config: Any) -> list[int]:
@@ -249,18 +250,20 @@ def with_adapter(
         raise ConfigError(
             "the model already has a LoRA adapter, which will be trained further; omit --lora-r"
         )
+    # 1. The layers that it changes
     has_default_targets = (
         player.model.config.model_type in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     )
-    named = (
+    choice = (
         targets if targets in ("", ALL_LINEAR) else [name.strip() for name in targets.split(",")]
     )
-    target_modules = named or (None if has_default_targets else ALL_LINEAR)
+    target_modules = choice or (None if has_default_targets else ALL_LINEAR)
     layers = {
         name.rpartition(".")[2]
         for name, part in player.model.named_modules()
         if hasattr(part, "in_features")
     }
+    # 2. The adapter, with weights by the seed
     with torch.random.fork_rng():
         torch.manual_seed(seed % 2**63)
         settings = LoraConfig(
@@ -270,10 +273,9 @@ def with_adapter(
             target_modules=target_modules,
             task_type="CAUSAL_LM",
         )
-        # No such layers, or all linear ones, of which peft cannot adapt each out_proj
         try:
             adapted = get_peft_model(player.model, settings)
-        except ValueError:
+        except ValueError:  # no such layers, or an out_proj that peft cannot adapt
             usable = ",".join(sorted(layers - {"out_proj", "lm_head"}))
             raise ConfigError(
                 f"peft cannot adapt {targets or ALL_LINEAR}; use --lora-targets {usable}"
@@ -295,6 +297,7 @@ def load_pair(
     Raises CheckpointError: one of them is not an adapter, or their bases or the way they are loaded
     differ.
     """
+    # 1. Whether both are adapters of one base, loaded alike
     bases = {}
     for name, role in ((policy, "policy"), (reflector, "reflection")):
         folder = Path(name)
@@ -313,6 +316,7 @@ def load_pair(
         raise CheckpointError(
             f"the two adapters do not share a base: {policy} is on {one}; {reflector} on {other}"
         )
+    # 2. The policy on its base, then the reflector's adapter next to it
     loaded = load_player(policy, "policy", device=device, dtype=dtype, quantize=quantize)
     actor = replace(loaded, adapter=POLICY_ADAPTER)
     _add_adapter(actor.model, reflector, "reflection")
@@ -346,7 +350,7 @@ class Reference:
 
     def pairs(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """(this player's, the present player's) weights by name: those that the latter trains."""
-        own = dict((self.copy or self.player.model).named_parameters())
+        layer = dict((self.copy or self.player.model).named_parameters())
         active, mine = f".{self.player.adapter or POLICY_ADAPTER}.", f".{self.adapter}."
         trained = [
             (name, weight)
@@ -354,7 +358,7 @@ class Reference:
             if weight.requires_grad
         ]
         return {
-            name: (own[name if self.copy else name.replace(active, mine)], weight)
+            name: (layer[name if self.copy else name.replace(active, mine)], weight)
             for name, weight in trained
         }
 
@@ -474,7 +478,6 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
         tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors
     ]
     floats = [tensor.detach() for tensor in parts if tensor.is_floating_point() and tensor.numel()]
-    # The largest magnitude; NaN stays NaN
     return math.isfinite(torch.nn.utils.get_total_norm(floats, norm_type=math.inf))
 
 
@@ -496,13 +499,15 @@ def save_player(
         raise DivergedError(
             f"{folder.name} was not written: some of its weights are NaN or infinite"
         )
+    # 1. Of a model with adapters, only this player's; it records where its base is
     only, base = {}, {}
     if hasattr(player.model, "peft_config"):
         adapter = player.adapter or POLICY_ADAPTER
         only, base = {"selected_adapters": [adapter]}, base_fact(player.model, adapter, folder)
-    held = {} if weights is None else {"state_dict": dict(weights)}
+    state = {} if weights is None else {"state_dict": dict(weights)}
+    # 2. The folder, which takes its place when all is written
     with replacing_folder(folder) as staging:
-        player.model.save_pretrained(staging, safe_serialization=True, **only, **held)
+        player.model.save_pretrained(staging, safe_serialization=True, **only, **state)
         # peft puts those of other names into folders of their own
         if only and adapter != POLICY_ADAPTER:
             for file in (staging / adapter).iterdir():

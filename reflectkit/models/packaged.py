@@ -46,6 +46,7 @@ def convert(name: str, folder: Path) -> None:
 
     Raises CheckpointError: the package, or `gguf`, is not installed.
     """
+    # 1. The file in the package
     package = PACKAGED[name]
     inside = _folder(name)
     if inside is None:
@@ -61,6 +62,7 @@ def convert(name: str, folder: Path) -> None:
     silence_libraries()
     if folder.exists():
         raise CheckpointError(f"{folder} exists but has no model in it; delete it")
+    # 2. The folder, with unquantised weights
     with replacing_folder(folder) as staging:
         model = AutoModelForCausalLM.from_pretrained(
             file.parent,

@@ -127,6 +127,7 @@ def _branch_arguments(
     rows: Sequence[Row], pad_id: int, device: torch.device
 ) -> dict[str, torch.Tensor]:
     """As `pass_arguments`, with a mask (B, 1, T, P + T) that hides each branch from the others."""
+    # 1. Tokens, the branch of each, and positions: each branch continues the stem
     tokens: list[list[int]] = []
     numbers: list[list[int]] = []  # of each token: 0 in the stem, then the number of its branch
     positions: list[list[int]] = []
@@ -138,6 +139,7 @@ def _branch_arguments(
         for number, branch in enumerate(row.branches, 1):
             numbers[-1] += [number] * len(branch)
             positions[-1] += range(stem_end, stem_end + len(branch))
+    # 2. A token sees the past, the stem, and its own branch before it
     number_BT = right_pad(numbers, -1, device)
     in_stem_B1T = number_BT[:, None, :] == 0
     same_branch_BTT = number_BT[:, None, :] == number_BT[:, :, None]
@@ -279,9 +281,9 @@ class _Pool:
     def __init__(self, prefixes: Sequence[Prefix]) -> None:
         self.prefixes = prefixes
         self.lengths = [prefix.length for prefix in prefixes]
-        used = [prefix for prefix in prefixes if prefix.length]
-        self.prompts = list({id(prefix.prompt): prefix.prompt for prefix in used}.values())
-        sizes = [max(p.length for p in used if p.prompt is prompt) for prompt in self.prompts]
+        with_past = [prefix for prefix in prefixes if prefix.length]
+        self.prompts = list({id(prefix.prompt): prefix.prompt for prefix in with_past}.values())
+        sizes = [max(p.length for p in with_past if p.prompt is prompt) for prompt in self.prompts]
         self.sizes = dict(zip(map(id, self.prompts), sizes, strict=True))
         starts = itertools.accumulate(sizes, initial=0)
         self.starts = dict(zip(map(id, self.prompts), starts, strict=False))
@@ -386,7 +388,7 @@ def plan_tree(
     row can leave another one only at its end.
     """
     plan = Plan(rows)
-    known = list(prefixes) or [0] * len(rows)
+    lengths = list(prefixes) or [0] * len(rows)
     # 1. Where each row leaves another one: a trie, in which a node's owner is the row that reads
     # its token
     below: list[dict[int, int]] = [{}]
@@ -405,8 +407,8 @@ def plan_tree(
                 continue
             if level_of[candidate] < DEPTH or place == len(tokens):
                 start, parent = place, candidate
-        if start < len(tokens) and start - known[row] < least:
-            start, parent = known[row], None
+        if start < len(tokens) and start - lengths[row] < least:
+            start, parent = lengths[row], None
         plan.chunks[row] = Chunk(row, start, parent)
         level_of[row] = 0 if parent is None else level_of[parent] + 1
         for token in tokens[place:]:
@@ -567,6 +569,7 @@ def _row_states(
     in `span`: the line of the pass, and the first and the last column, from the right. copies:
     without the memory of the whole pass.
     """
+    # Linear attention has one state after all; others have one a token, after those of the prefix
     line, first, last = span
     layers: list[tuple[torch.Tensor, ...]] = []
     for number, layer in enumerate(cache.layers):

@@ -285,24 +285,24 @@ def token_logprobs(
     if a row's first token is marked.
     """
     device = next(model.parameters()).device
-    marked: list[tuple[int, int]] = []
+    places_of_tokens: list[tuple[int, int]] = []
     for row, mask in enumerate(masks):
-        marked += [(row, place) for place, is_marked in enumerate(mask) if is_marked]
-    if any(place == 0 for _, place in marked):
+        places_of_tokens += [(row, place) for place, is_marked in enumerate(mask) if is_marked]
+    if any(place == 0 for _, place in places_of_tokens):
         raise ValueError("a row's first token has nothing before it and cannot be scored")
-    tokens_N1 = torch.tensor([[rows[row][place]] for row, place in marked], device=device)
+    tokens_N1 = torch.tensor([[rows[row][place]] for row, place in places_of_tokens], device=device)
     # 1. The hidden states before the marked tokens, and their logits where these fit into memory at
     # once
-    places = [(row, place - 1) for row, place in marked]
+    places = [(row, place - 1) for row, place in places_of_tokens]
     bare = model.model if type(model) is Scorer else model
-    blockwise = not whole and logits_at_once(bare, len(marked)) < len(marked)
+    blockwise = not whole and logits_at_once(bare, len(places_of_tokens)) < len(places_of_tokens)
     if blockwise or (share and can_share(bare)):
         hidden_ND = _hidden(bare, rows, places, pad_id, share)
         logits_NV = None if blockwise else head_logits(bare, hidden_ND, None)
     else:
         hidden_ND, logits_NV = _score_rows(model, [Row(row) for row in rows], places, None, pad_id)
     # 2. Log-probabilities and entropies, for a block of tokens at a time or for all
-    none_NV = hidden_ND.new_zeros(len(marked), 0)
+    none_NV = hidden_ND.new_zeros(len(places_of_tokens), 0)
     if logits_NV is None:
         head = unwrapped(bare).get_output_embeddings()
         blocks = _Blockwise.apply(hidden_ND, head, tokens_N1, temperature, entropy_learns)
@@ -371,27 +371,29 @@ class _Blockwise(torch.autograd.Function):
         temperature: float,
         entropy_learns: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        found: list[list[torch.Tensor]] = [[], [], [], []]
+        parts: list[list[torch.Tensor]] = [[], [], [], []]
         for hidden, tokens in zip(
             hidden_ND.split(_block(head)), tokens_N1.split(_block(head)), strict=True
         ):
+            # 1. Log-probabilities and entropies of a block
             logprobs = torch.log_softmax(head(hidden).float().div_(temperature), dim=-1)
             shares = logprobs.exp()
-            found[0].append(logprobs.gather(1, tokens).squeeze(1))
+            parts[0].append(logprobs.gather(1, tokens).squeeze(1))
             entropies = torch.linalg.vecdot(shares, logprobs).neg_()
-            found[1].append(entropies)
+            parts[1].append(entropies)
+            # 2. Their gradients down to the hidden states, in the memory of the logits
             if ctx.needs_input_grad[0] and entropy_learns:
                 slope = logprobs.add_(entropies[:, None]).mul_(shares).div_(-temperature)
-                found[3].append(slope.to(head.weight.dtype) @ head.weight)
+                parts[3].append(slope.to(head.weight.dtype) @ head.weight)
             if ctx.needs_input_grad[0]:
                 slope = (
                     shares.neg_()
                     .scatter_add_(1, tokens, shares.new_ones(tokens.shape))
                     .div_(temperature)
                 )
-                found[2].append(slope.to(head.weight.dtype) @ head.weight)
-        ctx.save_for_backward(*(torch.cat(slopes) for slopes in found[2:] if slopes))
-        return torch.cat(found[0]), torch.cat(found[1])
+                parts[2].append(slope.to(head.weight.dtype) @ head.weight)
+        ctx.save_for_backward(*(torch.cat(slopes) for slopes in parts[2:] if slopes))
+        return torch.cat(parts[0]), torch.cat(parts[1])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

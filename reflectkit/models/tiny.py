@@ -51,6 +51,7 @@ def build_tokenizer(
     Text is split into words before merging, as in GPT-2, so cells separated by spaces stay separate
     tokens; or into the matches of the regular expression `pattern`, and what is between them.
     """
+    # 1. How texts are split before merges
     tokenizer = Tokenizer(models.BPE())
     if pattern:
         pieces = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
@@ -58,6 +59,7 @@ def build_tokenizer(
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, bytewise])
     else:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # 2. Merges, of the labels first
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
@@ -110,7 +112,8 @@ def build_model(
     attention, which learns sooner to find a word elsewhere in its prompt; without them, it is a
     GPT-2 of 4 layers.
     """
-    shared = {
+    # Sizes by the names of each architecture
+    common = {
         "vocab_size": len(tokenizer),
         "initializer_range": init_range,
         "bos_token_id": tokenizer.eos_token_id,
@@ -120,7 +123,7 @@ def build_model(
     config: Any
     if layers:
         config = Lfm2Config(
-            **shared,
+            **common,
             hidden_size=WIDTH,
             intermediate_size=3 * WIDTH,
             block_auto_adjust_ff_dim=False,
@@ -133,7 +136,7 @@ def build_model(
         )
     else:
         config = GPT2Config(
-            **shared,
+            **common,
             n_positions=context,
             n_embd=WIDTH,
             n_layer=4,
@@ -215,10 +218,12 @@ def teach_copying(
     )
     model.train()
     for step in range(steps):
+        # 1. The learning rate rises for 50 steps, and falls in the second half
         for group in optimizer.param_groups:
             group["lr"] = (
                 COPY_RATE * min(1.0, (step + 1) / 50) * min(1.0, 2 * (steps - step) / steps)
             )
+        # 2. Passages of random length, repeated; what is not a repetition is not learned
         rows_BT = torch.randint(model.config.vocab_size, (16, PASSAGE), generator=chance)
         labels_BT = torch.full_like(rows_BT, -100)
         for row, label in zip(rows_BT, labels_BT, strict=True):

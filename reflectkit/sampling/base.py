@@ -132,8 +132,8 @@ class Sampler(Protocol):
     context: int
     tokens: int
 
-    async def sample(self, ask: SampleRequest) -> SampleOutput:
-        """The answer to `ask`. Raises CheckpointError if the model cannot answer such a request."""
+    async def sample(self, request: SampleRequest) -> SampleOutput:
+        """The answer to `request`. Raises CheckpointError if the model cannot answer such a request."""
         ...
 
     async def publish(self, weights: Any, version: int) -> None:
@@ -191,19 +191,16 @@ def draw(label_logprobs: Sequence[float], temperature: float, seed: int) -> int:
     return min(place, len(label_logprobs) - 1)
 
 
-def draw_label(ask: SampleRequest, logprobs: tuple[float, ...], version: int) -> SampleOutput:
-    """The label that `ask` draws, given the log-probabilities of all."""
+def draw_label(request: SampleRequest, logprobs: tuple[float, ...], version: int) -> SampleOutput:
+    """The label that `request` draws, given the log-probabilities of all."""
     allowed = logprobs
-    if ask.temperature and ask.truncation:
+    if request.temperature and request.truncation:
         import torch
 
-        allowed = tuple(
-            truncated_rows(torch.tensor([logprobs], dtype=torch.float64), ask.truncation)[
-                0
-            ].tolist()
-        )
-    chosen = draw(allowed, ask.temperature, ask.seed)
-    return SampleOutput(ask.labels[chosen], (allowed[chosen],), logprobs, version)
+        logprobs_1K = torch.tensor([logprobs], dtype=torch.float64)
+        allowed = tuple(truncated_rows(logprobs_1K, request.truncation)[0].tolist())
+    index = draw(allowed, request.temperature, request.seed)
+    return SampleOutput(request.labels[index], (allowed[index],), logprobs, version)
 
 
 def tempered(logprobs: Sequence[float], temperature: float) -> tuple[float, ...]:
@@ -229,9 +226,11 @@ def truncated_rows(logprobs_BV: torch.Tensor, truncation: Truncation) -> torch.T
     import torch
     from torch.nn.functional import pad
 
+    # 1. The likeliest tokens, by number
     if truncation.top_k:
         smallest_B1 = logprobs_BV.topk(min(truncation.top_k, logprobs_BV.shape[1])).values[:, -1:]
         logprobs_BV = logprobs_BV.masked_fill(logprobs_BV < smallest_B1, -torch.inf)
+    # 2. Those before which the likelier ones have less than top_p together
     if truncation.top_p < 1:
         sorted_BV, order_BV = torch.log_softmax(logprobs_BV.double(), dim=-1).sort(
             descending=True, stable=True

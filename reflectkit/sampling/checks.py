@@ -46,11 +46,9 @@ def disagreement(
     """
     if not len(difference_N):
         return ""
-    distance_N, count, scale = (
-        difference_N.abs().double(),
-        len(difference_N),
-        max(1.0, 1 / temperature),
-    )
+    # 1. All tokens: the mean and a quantile
+    distance_N, count = difference_N.abs().double(), len(difference_N)
+    scale = max(1.0, 1 / temperature)
     high = float(distance_N.quantile(SHARE, interpolation="lower"))
     for what, figure, limit in (
         ("on average over", float(distance_N.mean()), MEAN_LIMIT * (1 + 2 / math.sqrt(count))),
@@ -62,6 +60,7 @@ def disagreement(
                 f" {limit * scale:.3g})"
             )
 
+    # 2. Each answer: its largest difference and its mean
     noise = max(scale, high / USUAL_NOISE)
     for answer_N in distance_N.split(list(lengths)) if lengths else ():
         size = pluralize(len(answer_N), "token")
@@ -100,13 +99,10 @@ def scores(values: Mapping[int, Any], url: str) -> dict[int, float]:
     result = {token: _logprob(value, FLOOR, url) for token, value in values.items()}
     total = math.fsum(map(math.exp, result.values()))
     if total > 1 + SURPLUS:
-        raise wrong(
-            url,
-            (
-                f"log-probabilities of {len(result)} tokens whose probabilities add up to"
-                f" {total:.4g}"
-            ),
+        fault = (
+            f"log-probabilities of {len(result)} tokens whose probabilities add up to {total:.4g}"
         )
+        raise wrong(url, fault)
     return result
 
 
@@ -203,12 +199,12 @@ class Probes:
         """
         self._rounding = 0.0
 
-    def see(self, ask: SampleRequest) -> None:
+    def see(self, request: SampleRequest) -> None:
         """Remember a request of an episode as a later probe."""
         if len(self._seen) < PROMPTS and all(
-            seen.prompt_ids != ask.prompt_ids for seen in self._seen
+            earlier.prompt_ids != request.prompt_ids for earlier in self._seen
         ):
-            self._seen.append(ask)
+            self._seen.append(request)
 
     @torch.no_grad()
     def choose(self, player: LoadedModel) -> None:
@@ -218,29 +214,26 @@ class Probes:
         if self._played or not self._seen:
             return
         self._played, self._agreed, self.chosen = True, None, []
-        for ask in self._seen[:PROMPTS]:
-            node = (
-                max(trie(ask.labels).nodes, key=lambda node: len(node.children))
-                if ask.labels
-                else None
-            )
-            if node is not None:
+        for request in self._seen[:PROMPTS]:
+            # Where most labels part, or after the prompt of a text
+            if request.labels:
+                node = max(trie(request.labels).nodes, key=lambda node: len(node.children))
                 self.chosen.append(
-                    Probe((*ask.prompt_ids, *node.prefix), node.children[:MOST_AT_ONCE])
+                    Probe((*request.prompt_ids, *node.prefix), node.children[:MOST_AT_ONCE])
                 )
                 continue
-            prompt = torch.tensor([ask.prompt_ids], device=next(player.model.parameters()).device)
+            prompt = torch.tensor(
+                [request.prompt_ids], device=next(player.model.parameters()).device
+            )
             logits_V = player.model(prompt, logits_to_keep=1).logits[0, -1]
             likeliest = logits_V.topk(min(TOKENS, len(logits_V))).indices.tolist()
-            self.chosen.append(Probe(ask.prompt_ids, tuple(likeliest), ask))
+            self.chosen.append(Probe(request.prompt_ids, tuple(likeliest), request))
 
     @torch.no_grad()
     def own(self, player: LoadedModel) -> torch.Tensor:
         """Log-probabilities (N) of the tokens of all probes, among those of each."""
-        prompts, labels = (
-            [probe.prompt for probe in self.chosen],
-            [tuple((t,) for t in probe.tokens) for probe in self.chosen],
-        )
+        prompts = [probe.prompt for probe in self.chosen]
+        labels = [tuple((token,) for token in probe.tokens) for probe in self.chosen]
         own_BK, _ = choice_logprobs(player.model, prompts, labels, pad_id=player.pad_id)
         return torch.cat(
             [
@@ -253,14 +246,16 @@ class Probes:
         """Why the server does not have the weights whose log-probabilities are `own_N`; "" if it
         has. there: those of the server (N).
         """
+        # 1. Whether the log-probabilities agree
         there_N = torch.tensor(there, dtype=torch.float64)
-        if apart := disagreement(there_N - own_N):
-            return f"log-probabilities differ {apart}"
+        if difference_text := disagreement(there_N - own_N):
+            return f"log-probabilities differ {difference_text}"
         difference = _size(there_N - own_N)
         self._rounding = self._rounding or max(difference, LEAST_ROUNDING)
         if self._agreed is None:
             self._agreed = own_N, there_N
             return ""
+        # 2. Whether both have moved alike, once the policy has moved by more than rounding
         moved_N, moved_there_N = own_N - self._agreed[0], there_N - self._agreed[1]
         if _size(moved_N) < CLEAR * self._rounding:
             return ""
@@ -277,17 +272,24 @@ class Probes:
 @torch.no_grad()
 def text_difference(
     player: LoadedModel,
-    asks: Sequence[SampleRequest],
+    requests: Sequence[SampleRequest],
     texts: Sequence[tuple[Sequence[int], Sequence[float]]],
 ) -> Any:
-    """The server's log-probabilities of the tokens of `texts`, which it wrote for `asks`, less this
+    """The server's log-probabilities of the tokens of `texts`, which it wrote for `requests`, less this
     process's (N).
     """
     differences = []
-    for ask, (token_ids, logprobs) in zip(asks, texts, strict=True):
-        row, mask = [*ask.prompt_ids, *token_ids], [0] * len(ask.prompt_ids) + [1] * len(token_ids)
+    for request, (token_ids, logprobs) in zip(requests, texts, strict=True):
+        row, mask = (
+            [*request.prompt_ids, *token_ids],
+            [0] * len(request.prompt_ids) + [1] * len(token_ids),
+        )
         own_N, *_ = token_logprobs(
-            player.model, [row], [mask], pad_id=player.pad_id, temperature=ask.temperature or 1.0
+            player.model,
+            [row],
+            [mask],
+            pad_id=player.pad_id,
+            temperature=request.temperature or 1.0,
         )
         differences.append(torch.tensor(logprobs, dtype=torch.float64) - own_N.cpu().double())
     return torch.cat(differences) if differences else torch.zeros(0)

@@ -164,11 +164,11 @@ class SamplerConfig(Config):
         )
         if trained is None or self.answer in ("", trained):
             answer = str(trained or self.answer or ANSWERS[0])
-            alone = (
+            reason = (
                 f"--sampler {self.policy}: {policy} scores each choice alone, which a server of"
                 " text cannot do"
             )
-            refuse(answer == SCORE and self.remote, f"{alone}; use --sampler {LOCAL}")
+            refuse(answer == SCORE and self.remote, f"{reason}; use --sampler {LOCAL}")
             return answer
         raise ConfigError(
             f"--answer {self.answer}: {policy} was trained to answer with the choice's {trained};"
@@ -180,8 +180,8 @@ class SamplerConfig(Config):
         sampler = backend(self.policy).open(
             opening, self.server if is_server(self.policy) else self.settings
         )
-        needed = (*Sampler.__annotations__, "sample", "publish")
-        if lacks := [name for name in needed if not hasattr(sampler, name)]:
+        names = (*Sampler.__annotations__, "sample", "publish")
+        if lacks := [name for name in names if not hasattr(sampler, name)]:
             raise ConfigError(
                 f"--sampler {self.policy}: {type(sampler).__name__} has no {', '.join(lacks)}; add"
                 " it"
@@ -212,9 +212,9 @@ class SamplerConfig(Config):
         """The files of a sampler of the user's own, where an edit makes a new run, and where
         --swap-comments takes comments from. folder: of the env's rows.
         """
-        own = self.policy not in BACKENDS and not is_server(self.policy)
+        is_custom = self.policy not in BACKENDS and not is_server(self.policy)
         return [
-            *(code_files([module_of(self.policy)]) if own else []),
+            *(code_files([module_of(self.policy)]) if is_custom else []),
             *self._comment_files(folder),
         ]
 

@@ -248,27 +248,28 @@ def decode(
     truncation: Truncation = EVERYTHING,
     seeds: Sequence[int] = (),
     width: int = 64,
-    kept: PrefixCache | None = None,
+    prefix_cache: PrefixCache | None = None,
 ) -> list[GeneratedText]:
     """The text after each prompt; it does not depend on the other prompts.
 
     stop_ids: a row ends with any of these. max_new_tokens: one limit for all rows or one per row; 0
     costs nothing. temperature: 0 is greedy. truncation: which tokens may be drawn, if temperature >
     0. seeds: one per row, required if temperature > 0. width: rows decoded at once; the others
-    wait. kept: KV cache of earlier prompts with the same weights; the new ones reuse it, and long
-    ones are added.
+    wait. prefix_cache: KV cache of earlier prompts with the same weights; the new ones reuse it,
+    and long ones are added.
     """
     limits = (
         [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     )
     generated = [GeneratedText() for _ in prompts]
     pays = max(map(len, prompts), default=0) >= LONG and continues_prefixes(model)
-    reader = _Reader(model, pad_id, (kept or PrefixCache()) if pays else None)
+    reader = _Reader(model, pad_id, (prefix_cache or PrefixCache()) if pays else None)
 
     def pick(rows: _Rows, logits_BV: torch.Tensor) -> None:
         """Add a token to each open row and close those that it ends; closed rows keep their
         position.
         """
+        # The tokens, drawn or likeliest
         logprobs_BV = torch.log_softmax(logits_BV.float() / (temperature or 1.0), dim=-1)
         if temperature > 0:
             if truncation:
@@ -280,6 +281,7 @@ def decode(
             rows.last_B1 = sample_tokens(logprobs_BV, draws)[:, None]
         else:
             rows.last_B1 = logprobs_BV.argmax(dim=-1, keepdim=True)
+        # Positions move on in open rows alone: a full context has no position after its last
         moved = torch.tensor(rows.open, device=logprobs_BV.device)
         rows.positions_B1 = rows.positions_B1.index_add(
             0, moved, torch.ones_like(rows.last_B1[: len(rows.open)])
@@ -288,6 +290,7 @@ def decode(
             rows.last_B1[:, 0].tolist(),
             logprobs_BV.gather(1, rows.last_B1)[:, 0].tolist(),
         )
+        # What is written, and which rows end
         still_open = []
         for row in rows.open:
             place = rows.places[row]
@@ -297,6 +300,7 @@ def decode(
                 still_open.append(row)
         rows.open = still_open
 
+    # 2. Rounds: drop rows, read new prompts, or write one more token of each row
     waiting = deque(index for index, limit in enumerate(limits) if limit > 0)
     rows: _Rows | None = None
     while rows is not None or waiting:
@@ -372,8 +376,8 @@ class _Rows:
 class _Reader:
     """Runs the model: over new prompts, and over one more token of each row."""
 
-    def __init__(self, model: Any, pad_id: int, kept: PrefixCache | None) -> None:
-        self.model, self.pad_id, self.kept = model, pad_id, kept
+    def __init__(self, model: Any, pad_id: int, prefix_cache: PrefixCache | None) -> None:
+        self.model, self.pad_id, self.prefix_cache = model, pad_id, prefix_cache
         self.device = next(model.parameters()).device
         self.takes_positions = takes_positions(model)
 
@@ -382,8 +386,8 @@ class _Reader:
     ) -> tuple[_Rows, torch.Tensor]:
         """(rows without a new token yet, logits_BV of their first)."""
         input_ids, mask_BT = left_pad(prompts, self.pad_id, self.device)
-        if self.kept is not None:
-            cached, logits_BV = read_prompts(self.model, prompts, self.pad_id, self.kept)
+        if self.prefix_cache is not None:
+            cached, logits_BV = read_prompts(self.model, prompts, self.pad_id, self.prefix_cache)
             prefixes = [Prefix(prompt, len(prompt.tokens)) for prompt in cached]
             states = continues_states(self.model)
             cache: Any = build_cache(text_config(self.model), prefixes, states=states, room=ROOM)
@@ -410,7 +414,7 @@ class _Reader:
         """(cache, logits_BV of the last column). Left padding is harmless with a mask and
         positions.
         """
-        placed = {"position_ids": positions} if self.takes_positions else {}
+        arguments = {"position_ids": positions} if self.takes_positions else {}
         attends = cache is None or any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
         if not attends:  # Mamba masks the new columns alone
             mask_BT = mask_BT[:, -input_ids.shape[1] :]
@@ -420,7 +424,7 @@ class _Reader:
             use_cache=True,
             logits_to_keep=1,
             **{CACHE: cache},
-            **placed,
+            **arguments,
         )
         return getattr(output, CACHE), output.logits[:, -1]
 

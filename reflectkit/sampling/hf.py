@@ -62,7 +62,7 @@ class LocalSampler:
         # A shared base has nothing to freeze, and the policy's adapter in it
         if frozen and player.adapter is None:
             player.model.requires_grad_(False)
-        self.kept = PrefixCache()
+        self.prefixes = PrefixCache()
         """KV cache of the prompts of texts."""
         self.scores = ScoreMemo()
         """What was scored since the weights changed."""
@@ -71,15 +71,15 @@ class LocalSampler:
         self._has_read = False
         self._batcher: Batcher[SampleRequest, SampleOutput] = Batcher(self._answer, rank)
 
-    async def sample(self, ask: SampleRequest) -> SampleOutput:
+    async def sample(self, request: SampleRequest) -> SampleOutput:
         """What the model says.
 
         Raises CheckpointError: no prompt fits into the model's context, or one has tokens that it
         cannot read; its scores are not numbers; or it is spread over processes and was asked to
         write.
         """
-        check_embedded(self.tokenizer, ask.prompt_ids, self.player.vocabulary)
-        return await self._batcher.ask(ask)
+        check_embedded(self.tokenizer, request.prompt_ids, self.player.vocabulary)
+        return await self._batcher.ask(request)
 
     async def publish(self, weights: Any, version: int) -> None:
         """Forget what was read: the model's weights, which are trained in place, have changed."""
@@ -90,65 +90,73 @@ class LocalSampler:
 
     def forget(self) -> None:
         """Give back the memory of texts that were read."""
-        if self.kept.size:
-            self.kept.clear()
+        if self.prefixes.size:
+            self.prefixes.clear()
 
-    def _answer(self, asks: list[SampleRequest]) -> list[SampleOutput]:
-        fitting = {ask for ask in asks if self._fits(ask)}
+    def _answer(self, requests: list[SampleRequest]) -> list[SampleOutput]:
+        # 1. What the context has room for
+        fitting = {request for request in requests if self._fits(request)}
         self._has_read = self._has_read or bool(fitting)
         if not self._has_read:
-            raise CheckpointError(self._too_long(min(len(ask.prompt_ids) for ask in asks)))
+            shortest = min(len(request.prompt_ids) for request in requests)
+            raise CheckpointError(self._too_long(shortest))
+        # 2. Read it: choices, choices whose labels are read alone, texts
         self.player.model.eval()
         self.player.activate()
         self.scores.trim()
-        for shared in (False, True):
-            chosen = [ask for ask in asks if ask.labels and ask in fitting and ask.shared == shared]
-            keys = [
-                (ask.labels, ask.prompt_ids, ask.temperature)
-                for ask in chosen
-                if not ask.separately
-            ]
-            self._score(keys, shared)
-        self._score_labels([ask for ask in asks if ask.separately and ask in fitting])
-        written = self._write([ask for ask in asks if not ask.labels and ask in fitting])
-        answers = []
-        for ask in asks:
-            if ask not in fitting:
-                answers.append(
-                    SampleOutput(version=self.version, too_long=self._too_long(len(ask.prompt_ids)))
-                )
-            elif ask.separately:
-                answers.append(draw_label(ask, self._from_scores(ask), self.version))
-            elif ask.labels:
-                row = self.scores.get(ask.labels, ask.prompt_ids, ask.temperature)
-                assert row is not None
-                answers.append(draw_label(ask, row, self.version))
+        separate: list[SampleRequest] = []
+        texts: list[SampleRequest] = []
+        keys: dict[bool, list[Key]] = {False: [], True: []}
+        for request in filter(fitting.__contains__, requests):
+            if request.separately:
+                separate.append(request)
+            elif request.labels:
+                key = (request.labels, request.prompt_ids, request.temperature)
+                keys[request.shared].append(key)
             else:
-                answers.append(written[ask])
+                texts.append(request)
+        for share_prefixes, group in keys.items():
+            self._score(group, share_prefixes)
+        self._score_labels(separate)
+        text_of = self._write(texts)
+        # 3. Draw, each by its own seed
+        answers = []
+        for request in requests:
+            if request not in fitting:
+                too_long = self._too_long(len(request.prompt_ids))
+                answers.append(SampleOutput(version=self.version, too_long=too_long))
+            elif request.separately:
+                answers.append(draw_label(request, self._from_scores(request), self.version))
+            elif request.labels:
+                row = self.scores.get(request.labels, request.prompt_ids, request.temperature)
+                assert row is not None
+                answers.append(draw_label(request, row, self.version))
+            else:
+                answers.append(text_of[request])
         return answers
 
-    def _fits(self, ask: SampleRequest) -> bool:
+    def _fits(self, request: SampleRequest) -> bool:
         """Whether the context holds the prompt and what is read after it: labels up to where they
         part, or a token.
         """
-        return len(ask.prompt_ids) + ask.depth <= self.context
+        return len(request.prompt_ids) + request.depth <= self.context
 
     @torch.no_grad()
-    def _score(self, keys: Sequence[Key], shared: bool) -> None:
-        """Add the log-probabilities of the labels after each prompt to what is kept. shared: see
-        `SampleRequest`.
+    def _score(self, keys: Sequence[Key], share_prefixes: bool) -> None:
+        """Add the log-probabilities of the labels after each prompt to what is kept.
+        share_prefixes: see `SampleRequest`.
         """
         waiting = [key for key in dict.fromkeys(keys) if self.scores.get(*key) is None]
         size = self.batch * (self.team.count if self.team else 1)
         for temperature in dict.fromkeys(key[2] for key in waiting):
             alike = [key for key in waiting if key[2] == temperature]
             for start in range(0, len(alike), size):
-                self._score_batch(alike[start : start + size], temperature, shared)
+                self._score_batch(alike[start : start + size], temperature, share_prefixes)
 
     @torch.no_grad()
-    def _score_labels(self, asks: Sequence[SampleRequest]) -> None:
+    def _score_labels(self, requests: Sequence[SampleRequest]) -> None:
         """Read the labels that were not read after their prompts yet, and keep their scores."""
-        if not asks:
+        if not requests:
             return
         if self.team:
             raise CheckpointError(
@@ -157,14 +165,16 @@ class LocalSampler:
             )
         if sum(map(len, self.label_scores.values())) > MOST_LABELS:
             self.label_scores.clear()
+        # 1. The labels that are missing, by prompt
         missing: dict[tuple[int, ...], dict[Path, None]] = {}
-        for ask in asks:
-            known = self.label_scores.setdefault(ask.prompt_ids, {})
-            new = dict.fromkeys(path for path in ask.labels if path not in known)
+        for request in requests:
+            scores = self.label_scores.setdefault(request.prompt_ids, {})
+            new = dict.fromkeys(path for path in request.labels if path not in scores)
             if new:
-                missing.setdefault(ask.prompt_ids, {}).update(new)
+                missing.setdefault(request.prompt_ids, {}).update(new)
         if not missing:
             return
+        # 2. Their scores, and the tokens that were read for them
         labels = [tuple(paths) for paths in missing.values()]
         scores_BK, _ = label_scores(self.scorer, list(missing), labels, pad_id=self.player.pad_id)
         self._count(
@@ -176,18 +186,18 @@ class LocalSampler:
         for prompt, paths, row in zip(missing, labels, scores_BK.tolist(), strict=True):
             self.label_scores[prompt].update(zip(paths, row, strict=False))
 
-    def _from_scores(self, ask: SampleRequest) -> tuple[float, ...]:
-        """The log-probabilities of the labels of `ask`. Raises CheckpointError: the scores are not
-        numbers.
+    def _from_scores(self, request: SampleRequest) -> tuple[float, ...]:
+        """The log-probabilities of the labels of `request`. Raises CheckpointError: the scores are
+        not numbers.
         """
-        known = self.label_scores[ask.prompt_ids]
-        scores_K = torch.tensor([known[path] for path in ask.labels], dtype=torch.float32)
-        logprobs_K = torch.log_softmax(scores_K / (ask.temperature or 1.0), dim=-1)
+        scores = self.label_scores[request.prompt_ids]
+        scores_K = torch.tensor([scores[path] for path in request.labels], dtype=torch.float32)
+        logprobs_K = torch.log_softmax(scores_K / (request.temperature or 1.0), dim=-1)
         if logprobs_K.isnan().any():
             raise CheckpointError(DAMAGED)
         return tuple(logprobs_K.tolist())
 
-    def _score_batch(self, keys: Sequence[Key], temperature: float, shared: bool) -> None:
+    def _score_batch(self, keys: Sequence[Key], temperature: float, share_prefixes: bool) -> None:
         share = self.team.share(keys) if self.team else keys
         part = share or keys[:1]  # all processes must make the pass
         prompts = [prompt for _, prompt, _ in part]
@@ -197,54 +207,58 @@ class LocalSampler:
             [labels for labels, _, _ in part],
             pad_id=self.player.pad_id,
             temperature=temperature or 1.0,
-            share=shared,
+            share=share_prefixes,
         )
         self._count({hash(key): len(key[1]) + sum(map(len, trie(key[0]).chains)) for key in part})
         if self.watch is not None:
             self.watch(hidden_BD, prompts)
         mine = logprobs_BK.tolist()[: len(share)]
-        for key, row in zip(
-            keys, self.team.gather_shares(mine) if self.team else mine, strict=True
-        ):
+        rows = self.team.gather_shares(mine) if self.team else mine
+        for key, row in zip(keys, rows, strict=True):
             if any(map(math.isnan, row)):
                 raise CheckpointError(DAMAGED)
             self.scores.keep(*key, tuple(row[: len(key[0])]))
 
-    def _write(self, asks: Sequence[SampleRequest]) -> dict[SampleRequest, SampleOutput]:
+    def _write(self, requests: Sequence[SampleRequest]) -> dict[SampleRequest, SampleOutput]:
         """A text for each request; equal ones are written once. A full context cuts them short."""
-        if asks and self.team:
+        if requests and self.team:
             raise CheckpointError(
                 "a policy that is spread over processes chooses among enumerated actions only; use"
                 ' `accelerate launch --config_file "$(reflectkit list --configs multi_gpu)"`'
             )
+        # 1. Batches of requests with the same settings
         texts: dict[SampleRequest, SampleOutput] = {}
         kinds: dict[tuple[frozenset[int], float, Truncation], list[SampleRequest]] = {}
-        for ask in dict.fromkeys(asks):
-            kinds.setdefault((ask.stop_ids, ask.temperature, ask.truncation), []).append(ask)
+        for request in dict.fromkeys(requests):
+            kinds.setdefault(
+                (request.stop_ids, request.temperature, request.truncation), []
+            ).append(request)
         for (stop_ids, temperature, truncation), part in kinds.items():
-            prompts = [ask.prompt_ids for ask in part]
+            # 2. Write them, as far as the context has room
+            prompts = [request.prompt_ids for request in part]
             rows = decode(
                 self.player.model,
                 prompts,
                 pad_id=self.player.pad_id,
                 stop_ids=stop_ids,
                 max_new_tokens=[
-                    min(ask.max_new_tokens, self.context - len(ask.prompt_ids)) for ask in part
+                    min(request.max_new_tokens, self.context - len(request.prompt_ids))
+                    for request in part
                 ],
                 temperature=temperature,
                 truncation=truncation,
-                seeds=[ask.seed for ask in part],
+                seeds=[request.seed for request in part],
                 width=self.batch,
-                kept=self.kept,
+                prefix_cache=self.prefixes,
             )
             self._count(
                 {
-                    hash(ask): len(ask.prompt_ids) + len(row.token_ids)
-                    for ask, row in zip(part, rows, strict=True)
+                    hash(request): len(request.prompt_ids) + len(row.token_ids)
+                    for request, row in zip(part, rows, strict=True)
                 }
             )
-            for ask, row in zip(part, rows, strict=True):
-                texts[ask] = SampleOutput(
+            for request, row in zip(part, rows, strict=True):
+                texts[request] = SampleOutput(
                     tuple(row.token_ids), tuple(row.logprobs), version=self.version
                 )
         return texts

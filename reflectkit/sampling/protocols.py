@@ -118,7 +118,7 @@ class InferenceServer(ABC):
         """
 
     @abstractmethod
-    async def write(self, weights: Weights, ask: SampleRequest, limit: int) -> Drawn:
+    async def write(self, weights: Weights, request: SampleRequest, limit: int) -> Drawn:
         """A text of at most `limit` tokens. Raises CheckpointError without log-probabilities,
         LostWeightsError.
         """
@@ -237,7 +237,7 @@ class Vllm(InferenceServer):
         """See `InferenceServer`. They are the log-probabilities before a mask of allowed tokens;
         none is sent.
         """
-        wanted = {
+        parameters = {
             "max_tokens": 1,
             "temperature": temperature,
             "logprobs": len(tokens),
@@ -246,7 +246,7 @@ class Vllm(InferenceServer):
         answer = await self._complete(
             weights,
             prompt,
-            sampling_parameters(EVERYTHING, 0) | wanted | {"logprob_token_ids": list(tokens)},
+            sampling_parameters(EVERYTHING, 0) | parameters | {"logprob_token_ids": list(tokens)},
         )
         try:
             values = answer["logprobs"]["top_logprobs"][0]
@@ -254,18 +254,18 @@ class Vllm(InferenceServer):
         except (TypeError, KeyError, IndexError):
             raise self.no_logprobs("vLLM 0.32 returns those of `logprob_token_ids`") from None
 
-    async def write(self, weights: Weights, ask: SampleRequest, limit: int) -> Drawn:
+    async def write(self, weights: Weights, request: SampleRequest, limit: int) -> Drawn:
         """See `InferenceServer`."""
-        wanted = {
+        parameters = {
             "max_tokens": limit,
-            "temperature": ask.temperature,
-            "seed": ask.seed,
+            "temperature": request.temperature,
+            "seed": request.seed,
             "logprobs": 0,
             "ignore_eos": True,
-            "stop_token_ids": sorted(ask.stop_ids),
+            "stop_token_ids": sorted(request.stop_ids),
         }
         answer = await self._complete(
-            weights, ask.prompt_ids, sampling_parameters(ask.truncation, 0) | wanted
+            weights, request.prompt_ids, sampling_parameters(request.truncation, 0) | parameters
         )
         try:
             return Drawn(tuple(answer["token_ids"]), tuple(answer["logprobs"]["token_logprobs"]))
@@ -282,15 +282,16 @@ class Vllm(InferenceServer):
                 raise self.not_loaded(weights, error) from None
 
     async def _complete(
-        self, weights: Weights, prompt: Sequence[int], wanted: Mapping[str, Any]
+        self, weights: Weights, prompt: Sequence[int], parameters: Mapping[str, Any]
     ) -> Any:
         """The only choice of a completion."""
+        # One choice, with the ids of its tokens
         body = {
             "model": weights.name,
             "prompt": list(prompt),
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
-            **wanted,
+            **parameters,
         }
         try:
             answer = await self.wire.post("/v1/completions", body)
@@ -351,9 +352,9 @@ class Sglang(InferenceServer):
         temperature: float = 1.0,
     ) -> tuple[dict[int, Any], Any]:
         """See `InferenceServer`. The log-probabilities are those of the whole vocabulary."""
-        wanted = {"max_new_tokens": 1, "temperature": temperature}
+        parameters = {"max_new_tokens": 1, "temperature": temperature}
         meta = await self._generate(
-            weights, prompt, EVERYTHING, wanted, {"token_ids_logprob": list(tokens)}
+            weights, prompt, EVERYTHING, parameters, {"token_ids_logprob": list(tokens)}
         )
         try:
             values = {item[1]: item[0] for item in meta["output_token_ids_logprobs"][0]}
@@ -361,14 +362,14 @@ class Sglang(InferenceServer):
         except (TypeError, KeyError, IndexError):
             raise self.no_logprobs("SGLang returns those of `token_ids_logprob`") from None
 
-    async def write(self, weights: Weights, ask: SampleRequest, limit: int) -> Drawn:
+    async def write(self, weights: Weights, request: SampleRequest, limit: int) -> Drawn:
         """See `InferenceServer`. The seed of the draw is the server's."""
-        wanted = {
+        parameters = {
             "max_new_tokens": limit,
-            "temperature": ask.temperature,
-            "stop_token_ids": sorted(ask.stop_ids),
+            "temperature": request.temperature,
+            "stop_token_ids": sorted(request.stop_ids),
         }
-        meta = await self._generate(weights, ask.prompt_ids, ask.truncation, wanted, {})
+        meta = await self._generate(weights, request.prompt_ids, request.truncation, parameters, {})
         try:
             token_ids = tuple(item[1] for item in meta["output_token_logprobs"])
             logprobs = tuple(item[0] for item in meta["output_token_logprobs"])
@@ -378,16 +379,11 @@ class Sglang(InferenceServer):
 
     async def load(self, weights: Weights, *, patient: bool = True) -> None:
         """See `InferenceServer`. Whole models are read from their folder too."""
+        path = "/update_weights_from_disk"
+        body = {"model_path": weights.path, "weight_version": weights.name}
         if weights.adapter:
-            path, body = (
-                "/load_lora_adapter",
-                {"lora_name": weights.name, "lora_path": weights.path},
-            )
-        else:
-            path, body = (
-                "/update_weights_from_disk",
-                {"model_path": weights.path, "weight_version": weights.name},
-            )
+            path = "/load_lora_adapter"
+            body = {"lora_name": weights.name, "lora_path": weights.path}
         try:
             answer = await self.wire.post(path, body, patient=patient, final=(500, 501))
             if isinstance(answer, dict) and answer.get("success") is False:
@@ -402,12 +398,12 @@ class Sglang(InferenceServer):
         weights: Weights,
         prompt: Sequence[int],
         truncation: Truncation,
-        wanted: Mapping[str, Any],
+        parameters: Mapping[str, Any],
         more: Mapping[str, Any],
     ) -> Mapping[str, Any]:
         """`meta_info` of what was generated."""
-        # with ignore_eos it would also write on after stop_token_ids
-        sampling = {**sampling_parameters(truncation, -1), "ignore_eos": False, **wanted}
+        # 1. The request; with ignore_eos it would also write on after stop_token_ids
+        sampling = {**sampling_parameters(truncation, -1), "ignore_eos": False, **parameters}
         body = {
             "input_ids": list(prompt),
             "sampling_params": sampling,
@@ -422,6 +418,7 @@ class Sglang(InferenceServer):
             if weights.adapter and weights.name in error.reason:
                 raise LostWeightsError(error.reason) from None
             raise ConfigError(str(error)) from None
+        # 2. Whether it was answered, by weights that it was given
         meta = answer.get("meta_info") if isinstance(answer, dict) else None
         if not isinstance(meta, dict):
             raise EnvironmentFailure(

@@ -59,7 +59,9 @@ from reflectkit.sampling.protocols import (
 from reflectkit.sampling.wire import Wire
 
 SERVERS: dict[str, type[InferenceServer]] = {"vllm": Vllm, "sglang": Sglang}
-KEPT = 2  # versions that the server keeps: the current one, and that of requests still on their way
+VERSIONS = (
+    2  # versions that the server keeps: the current one, and that of requests still on their way
+)
 RESTORES = 20  # times that a request is made again because the server lost its weights
 PUBLISHING_S = 0.05
 """How long a request waits whose answer came from weights that are just being published."""
@@ -91,12 +93,12 @@ class WeightsFolder:
 
     def version(self, name: Any) -> int | None:
         """The version of weights that a server calls `name`; None if they are not of this process."""
-        found = (
+        match = (
             re.fullmatch(rf"{self.prefix}-v([0-9]{{1,18}})", name)
             if isinstance(name, str)
             else None
         )
-        return int(found[1]) if found else None
+        return int(match[1]) if match else None
 
     def write(self, player: LoadedModel, version: int) -> str:
         """Write the adapter of `player`, or its whole model, and return its path on the server's
@@ -191,23 +193,21 @@ class ServerSampler:
         base: str,
         store: WeightsFolder,
     ) -> None:
-        self.server, self.tokenizer, self.role, self.store, self.base = (
-            server,
-            tokenizer,
-            role,
-            store,
-            base,
-        )
+        self.server, self.tokenizer, self.role = server, tokenizer, role
+        self.store, self.base = store, base
         self.context, self.vocabulary, self.url = context or 2**20, vocabulary, server.wire.url
         self.tokens = self.version = 0
         self.restored = 0
         """Number of times that the server was given the current weights again."""
+        # What the server has: its context, its weights, those that it was given, newest last
         self._served = self.context
         self._weights = Weights(base, adapter=False)
         self._held: list[Weights] = []
+        # What it was checked with, and whether its log-probabilities follow the temperature
         self._known = min(len(tokenizer), vocabulary)
         self._probes = checks.Probes(self._known)
         self._scaled: bool | None = None
+        # Scores with the current weights, and requests for more on their way, by event loop
         self._scores = ScoreMemo()
         self._asked: WeakKeyDictionary[
             asyncio.AbstractEventLoop, dict[Hashable, asyncio.Task[tuple[float, ...]]]
@@ -224,22 +224,24 @@ class ServerSampler:
         Raises ConfigError: it is another kind of server, serves another model, or has another
         tokenizer. GoneError: nothing answers.
         """
+        # 1. What it calls the base
         served = await self.server.served()
         names = [name for name, path in served.models.items() if same_model(path, self.base)]
         if served_model:
             names = [name for name in served.models if name == served_model]
         if not names:
             whose = "reflector" if self.role == "reflection" else "policy"
-            wanted = (
+            model = (
                 f"{chosen_by} {served_model}" if served_model else f"the {whose}'s base {self.base}"
             )
             has = ", ".join(
                 f"{name} ({path})" if name != path else name for name, path in served.models.items()
             )
             raise ConfigError(
-                f"{self.url} serves {has}, not {wanted}; serve that, or name the same model"
+                f"{self.url} serves {has}, not {model}; serve that, or name the same model"
                 f" there with {chosen_by}"
             )
+        # 2. Its context and its tokenizer
         self._weights = Weights(names[0], adapter=False)
         self._served = served.context or self._served
         self.context = min(self.context, self._served)
@@ -261,30 +263,32 @@ class ServerSampler:
         await self.server.load(weights, patient=False)
         self._weights = weights
 
-    async def sample(self, ask: SampleRequest) -> SampleOutput:
+    async def sample(self, request: SampleRequest) -> SampleOutput:
         """What the model says.
 
         Raises CheckpointError, ConfigError: it cannot be asked like this. GoneError: the server is
         away for too long. EnvironmentFailure: this request fails again and again.
         """
-        check_embedded(self.tokenizer, ask.prompt_ids, self.vocabulary)
-        if ask.separately:
+        check_embedded(self.tokenizer, request.prompt_ids, self.vocabulary)
+        if request.separately:
             raise CheckpointError(
                 "the policy scores each choice alone, which a server of text cannot do; use"
                 " --sampler local"
             )
-        read = len(ask.prompt_ids) + ask.depth
-        if read > self.context or read + bool(ask.labels) > self._served:
+        read = len(request.prompt_ids) + request.depth
+        if read > self.context or read + bool(request.labels) > self._served:
             text = (
-                f"the policy's prompt is {len(ask.prompt_ids)} tokens, but the server's model"
+                f"the policy's prompt is {len(request.prompt_ids)} tokens, but the server's model"
                 f" reads {self.context}"
             )
             return SampleOutput(version=self._weights.version, too_long=text)
-        self._probes.see(ask)
-        if not ask.labels:
-            return await self._write(ask)
-        version, row = await self._with_weights(lambda weights: self._label_logprobs(weights, ask))
-        return draw_label(ask, row, version)
+        self._probes.see(request)
+        if not request.labels:
+            return await self._write(request)
+        version, row = await self._with_weights(
+            lambda weights: self._label_logprobs(weights, request)
+        )
+        return draw_label(request, row, version)
 
     async def publish(self, weights: Any, version: int) -> None:
         """Write the weights of a `LoadedModel`, have the server load them, and see whether it did.
@@ -301,62 +305,64 @@ class ServerSampler:
         self._weights, self.version = fresh, version
         self._scores = ScoreMemo()  # a new one: other threads may be reading the old one
         self._held.append(fresh)
-        while len(self._held) > KEPT:
+        while len(self._held) > VERSIONS:
             old = self._held.pop(0)
             if adapter:
                 await self.server.unload(old.name)
             self.store.remove(old.name)
         await self._compare(player)
 
-    async def _with_weights(self, request: Callable[[Weights], Awaitable[Value]]) -> Value:
-        """What `request` returns for the current weights, which the server is given again if it
+    async def _with_weights(self, call: Callable[[Weights], Awaitable[Value]]) -> Value:
+        """What `call` returns for the current weights, which the server is given again if it
         lost them.
         """
         for _ in range(RESTORES):
             weights = self._weights
             try:
-                return await request(weights)
+                return await call(weights)
             except LostWeightsError:
                 await self._restore(weights)
             except _NewerWeightsError:
                 await asyncio.sleep(PUBLISHING_S)
         raise EnvironmentFailure(f"{self.url} lost the weights {RESTORES} times during one request")
 
-    async def _restore(self, lost: Weights) -> None:
+    async def _restore(self, weights: Weights) -> None:
         """Give the server the current weights again, unless newer ones were published meanwhile."""
         lock = self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
         async with lock:
-            if self._weights is not lost:
+            if self._weights is not weights:
                 return
-            if not lost.path:
-                raise ConfigError(f"{self.url} does not serve {lost.name} any more; serve it again")
-            await self.server.load(lost)
+            if not weights.path:
+                raise ConfigError(
+                    f"{self.url} does not serve {weights.name} any more; serve it again"
+                )
+            await self.server.load(weights)
             # Another object, so that other requests that lost them see the change
-            self._weights = replace(lost)
+            self._weights = replace(weights)
             self.restored += 1
 
     async def _label_logprobs(
-        self, weights: Weights, ask: SampleRequest
+        self, weights: Weights, request: SampleRequest
     ) -> tuple[int, tuple[float, ...]]:
         """(version, the labels' log-probabilities after the prompt). Equal requests in an event
         loop are sent once.
         """
-        temperature = ask.temperature or 1.0
+        temperature = request.temperature or 1.0
         kind = (weights.version, temperature)
-        kept = self._scores.get(ask.labels, ask.prompt_ids, kind)
-        if kept is not None:
-            return weights.version, kept
+        row = self._scores.get(request.labels, request.prompt_ids, kind)
+        if row is not None:
+            return weights.version, row
         loop = asyncio.get_running_loop()
-        asked = self._asked.setdefault(loop, {})
-        key = (ask.labels, ask.prompt_ids, kind)
-        if key not in asked:
-            task = asked[key] = loop.create_task(
-                self._score(weights, ask.labels, ask.prompt_ids, temperature)
+        tasks = self._asked.setdefault(loop, {})
+        key = (request.labels, request.prompt_ids, kind)
+        if key not in tasks:
+            task = tasks[key] = loop.create_task(
+                self._score(weights, request.labels, request.prompt_ids, temperature)
             )
             task.add_done_callback(
-                lambda done: (asked.pop(key, None), done.cancelled() or done.exception())
+                lambda done: (tasks.pop(key, None), done.cancelled() or done.exception())
             )
-        return weights.version, await asyncio.shield(asked[key])
+        return weights.version, await asyncio.shield(tasks[key])
 
     async def _score(
         self,
@@ -380,6 +386,7 @@ class ServerSampler:
                 self.tokens += len(prompt) + len(prefix) + 1
             return normalised([values[token] for token in children], temperature, self.url)
 
+        # The places where labels part at once, then sums along the paths
         tree = trie(labels)
         logprobs = await asyncio.gather(*(at(node.prefix, node.children) for node in tree.nodes))
         row = tuple(math.fsum(logprobs[node][child] for node, child in path) for path in tree.steps)
@@ -396,9 +403,9 @@ class ServerSampler:
         temperature: float = 1.0,
     ) -> dict[int, float]:
         """The server's log-probabilities of `tokens`, MOST_AT_ONCE at most, after `prompt`."""
-        found, version = await self.server.children(weights, prompt, tokens, temperature)
+        values, version = await self.server.children(weights, prompt, tokens, temperature)
         self._check_version(weights, version)
-        return checks.scores(found, self.url)
+        return checks.scores(values, self.url)
 
     def _check_version(self, weights: Weights, name: Any) -> None:
         """Raises LostWeightsError or _NewerWeightsError if `weights` are of a whole model, and the
@@ -412,10 +419,10 @@ class ServerSampler:
         if version != weights.version:
             raise LostWeightsError(f"it has weights {name}")
 
-    async def _write(self, ask: SampleRequest) -> SampleOutput:
+    async def _write(self, request: SampleRequest) -> SampleOutput:
         """A text, sampled by the server."""
-        truncated = bool(ask.truncation) and ask.temperature > 0
-        if (truncated or ask.temperature not in (0, 1)) and not await self._is_scaled():
+        truncated = bool(request.truncation) and request.temperature > 0
+        if (truncated or request.temperature not in (0, 1)) and not await self._is_scaled():
             before = (
                 "truncation; leave out --top-p, --top-k and --min-p"
                 if truncated
@@ -426,22 +433,26 @@ class ServerSampler:
                 f"{'' if truncated else ' with --temperature 1'}, or start it"
                 f" {self.server.processed_help}"
             )
-        drawn, version = await self._with_weights(
-            lambda weights: self._text(weights, ask, ask.max_new_tokens)
+        text, version = await self._with_weights(
+            lambda weights: self._text(weights, request, request.max_new_tokens)
         )
-        self.tokens += len(ask.prompt_ids) + len(drawn.token_ids)
-        return SampleOutput(drawn.token_ids, drawn.logprobs, version=version)
+        self.tokens += len(request.prompt_ids) + len(text.token_ids)
+        return SampleOutput(text.token_ids, text.logprobs, version=version)
 
-    async def _text(self, weights: Weights, ask: SampleRequest, limit: int) -> tuple[Drawn, int]:
+    async def _text(
+        self, weights: Weights, request: SampleRequest, limit: int
+    ) -> tuple[Drawn, int]:
         """(a text of at most `limit` tokens, and of what the context has room for; version of the
         weights).
         """
-        limit = min(limit, self._served - len(ask.prompt_ids), self.context - len(ask.prompt_ids))
-        drawn = await self.server.write(weights, ask, limit)
+        limit = min(
+            limit, self._served - len(request.prompt_ids), self.context - len(request.prompt_ids)
+        )
+        drawn = await self.server.write(weights, request, limit)
         with contextlib.suppress(_NewerWeightsError):  # it says which
             self._check_version(weights, drawn.version)
         version = self.store.version(drawn.version)
-        checked = checks.text(drawn, ask.stop_ids, limit, self.vocabulary, self.url)
+        checked = checks.text(drawn, request.stop_ids, limit, self.vocabulary, self.url)
         return checked, weights.version if version is None else version
 
     async def _is_scaled(self) -> bool:
@@ -450,11 +461,11 @@ class ServerSampler:
             ids = checks.spread(self._known, checks.TOKENS)
 
             async def ranges(weights: Weights) -> list[float]:
-                found = [
+                scores_of = [
                     await self._next(weights, ids[:4], ids, temperature)
                     for temperature in (1.0, 2.0)
                 ]
-                return [max(values.values()) - min(values.values()) for values in found]
+                return [max(values.values()) - min(values.values()) for values in scores_of]
 
             one, two = await self._with_weights(ranges)
             self._scaled = abs(2 * two - one) < abs(two - one)
@@ -462,6 +473,7 @@ class ServerSampler:
 
     async def _compare(self, player: LoadedModel) -> None:
         """Raises ConfigError unless the server has the weights that it was just given."""
+        # 1. The server's scores and texts of the probes
         player.model.eval()
         player.activate()
         self._probes.choose(player)
@@ -473,24 +485,27 @@ class ServerSampler:
                 await asyncio.gather(
                     *(self._next(weights, probe.prompt, probe.tokens) for probe in probes)
                 ),
-                await asyncio.gather(*(self._text(weights, ask, checks.TOKENS) for ask in texts)),
+                await asyncio.gather(
+                    *(self._text(weights, request, checks.TOKENS) for request in texts)
+                ),
             )
 
-        scores, written = await self._with_weights(there)
+        scores, drafts = await self._with_weights(there)
         logprobs = [
             value
             for found, probe in zip(scores, probes, strict=True)
             for value in normalised([found[token] for token in probe.tokens], 1.0, self.url)
         ]
+        # 2. Against those of the policy itself
         complaint = self._probes.complaint(self._probes.own(player), logprobs)
         difference_N = checks.text_difference(
-            player, texts, [(drawn.token_ids, drawn.logprobs) for drawn, _ in written]
+            player, texts, [(drawn.token_ids, drawn.logprobs) for drawn, _ in drafts]
         )
-        temperature = min((ask.temperature or 1.0 for ask in texts), default=1.0)
-        lengths = [len(drawn.token_ids) for drawn, _ in written]
-        apart = checks.disagreement(difference_N, temperature, lengths)
-        if apart and not complaint:
-            complaint = f"log-probabilities of its texts differ {apart}"
+        temperature = min((request.temperature or 1.0 for request in texts), default=1.0)
+        lengths = [len(drawn.token_ids) for drawn, _ in drafts]
+        difference = checks.disagreement(difference_N, temperature, lengths)
+        if difference and not complaint:
+            complaint = f"log-probabilities of its texts differ {difference}"
         if complaint:
             raise ConfigError(
                 f"{self.url} serves other weights than the policy's: {complaint}; serve {self.base}"
@@ -524,6 +539,7 @@ def open_server(kind: str, url: str, opening: Opening, settings: ServerSettings)
     Raises CheckpointError: the policy's folder is not usable. ConfigError, GoneError: the server is
     not.
     """
+    # 1. The connection, and what the model needs of the server
     wire = Wire(
         url,
         KEYS[kind],
@@ -541,6 +557,7 @@ def open_server(kind: str, url: str, opening: Opening, settings: ServerSettings)
             f"--sampler {kind}:{url} loads adapters while it runs, but no whole models; train an"
             " adapter (--lora-r 16), or use sglang:URL"
         )
+    # 2. The sampler; the server must have the base, or the adapter that is to be sampled
     store = WeightsFolder(settings.adapter_dir, settings.server_adapter_dir)
     vocabulary = getattr(config_of(base), "vocab_size", None) or len(tokenizer)
     sampler = ServerSampler(

@@ -90,7 +90,7 @@ class ServiceAdapter(Protocol):
         """Make an optimizer step. Returns the norm of the gradient, if the service tells."""
         ...
 
-    async def write(self, ask: SampleRequest, limit: int) -> Drawn:
+    async def write(self, request: SampleRequest, limit: int) -> Drawn:
         """A text of at most `limit` tokens, sampled with the present weights."""
         ...
 
@@ -265,7 +265,7 @@ def unpack(archive: bytes, base: str, folder: FilePath, url: str) -> None:
     """Write the adapter in `archive` to `folder`, as one of `base`. Raises ConfigError if it is
     none.
     """
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:*") as files:
             for member in files:
@@ -273,15 +273,15 @@ def unpack(archive: bytes, base: str, folder: FilePath, url: str) -> None:
                 if member.isfile() and name in ADAPTER_FILES and member.size <= LARGEST:
                     reader = files.extractfile(member)
                     assert reader is not None
-                    found[name] = reader.read()
-        config = json.loads(found[ADAPTER_FILES[0]])
-        weights = found[ADAPTER_FILES[1]]
+                    contents[name] = reader.read()
+        config = json.loads(contents[ADAPTER_FILES[0]])
+        weights = contents[ADAPTER_FILES[1]]
     except (tarfile.TarError, OSError, EOFError, KeyError, ValueError) as error:
         raise ConfigError(
             f"{url} gave out an archive that holds no adapter of peft ({error!r:.80})"
         ) from None
     (folder / ADAPTER_FILES[1]).write_bytes(weights)
-    known: dict[str, Any] = {"base_model_name_or_path": base, "task_type": "CAUSAL_LM"}
+    settings: dict[str, Any] = {"base_model_name_or_path": base, "task_type": "CAUSAL_LM"}
     # SkyRL names none, and peft would take its own for this kind of model
     if not config.get("target_modules"):
         with safe_open(folder / ADAPTER_FILES[1], "pt") as file:
@@ -290,8 +290,8 @@ def unpack(archive: bytes, base: str, folder: FilePath, url: str) -> None:
                 for name in file.keys()  # noqa: SIM118
                 if ".lora_" in name
             ]
-        known["target_modules"] = sorted(set(names))
-    write_json(folder / ADAPTER_FILES[0], config | known)
+        settings["target_modules"] = sorted(set(names))
+    write_json(folder / ADAPTER_FILES[0], config | settings)
 
 
 Scored = tuple[tuple[int, ...], tuple[Path, ...], float]
@@ -323,60 +323,67 @@ class ServiceSampler:
         self._waiting: list[Scored] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def sample(self, ask: SampleRequest) -> SampleOutput:
+    async def sample(self, request: SampleRequest) -> SampleOutput:
         """What the model says.
 
         Raises CheckpointError, ConfigError: it cannot be asked like this, or answers with what no
         model says. GoneError: the service is away for too long.
         """
-        check_embedded(self.tokenizer, ask.prompt_ids, self.vocabulary)
+        check_embedded(self.tokenizer, request.prompt_ids, self.vocabulary)
         refuse(
-            ask.separately, "a policy that scores each choice alone cannot be on a training service"
+            request.separately,
+            "a policy that scores each choice alone cannot be on a training service",
         )
-        if len(ask.prompt_ids) + ask.depth > self.context:
+        if len(request.prompt_ids) + request.depth > self.context:
             text = (
-                f"the policy's prompt is {len(ask.prompt_ids)} tokens, but its model reads"
+                f"the policy's prompt is {len(request.prompt_ids)} tokens, but its model reads"
                 f" {self.context}"
             )
             return SampleOutput(version=self.version, too_long=text)
-        if ask.labels:
+        if request.labels:
             version = self.version
-            return draw_label(ask, await self._label_logprobs(ask), version)
-        return await self._write(ask)
+            return draw_label(request, await self._label_logprobs(request), version)
+        return await self._write(request)
 
     async def publish(self, weights: Any, version: int) -> None:
         """Sample from `weights`, a `ServiceAdapter`, which have changed."""
         self.adapter, self.version = weights, version
         self._scores.clear()
 
-    async def _write(self, ask: SampleRequest) -> SampleOutput:
+    async def _write(self, request: SampleRequest) -> SampleOutput:
+        # 1. What the service cannot do
         refuse(
-            bool(ask.truncation) and ask.temperature > 0,
+            bool(request.truncation) and request.temperature > 0,
             (
                 f"{self.url} returns log-probabilities from before truncation; leave out --top-p,"
                 " --top-k and --min-p"
             ),
         )
         refuse(
-            ask.temperature not in (0, 1),
+            request.temperature not in (0, 1),
             (
                 f"{self.url} returns log-probabilities of temperature 1; leave out --temperature"
-                f" {ask.temperature:g}"
+                f" {request.temperature:g}"
             ),
         )
-        limit = min(ask.max_new_tokens, self.context - len(ask.prompt_ids))
+        # 2. The text, as far as the context has room
+        limit = min(request.max_new_tokens, self.context - len(request.prompt_ids))
         text = checks.text(
-            await self.adapter.write(ask, limit), ask.stop_ids, limit, self.vocabulary, self.url
+            await self.adapter.write(request, limit),
+            request.stop_ids,
+            limit,
+            self.vocabulary,
+            self.url,
         )
-        self.tokens += len(ask.prompt_ids) + len(text.token_ids)
+        self.tokens += len(request.prompt_ids) + len(text.token_ids)
         return SampleOutput(text.token_ids, text.logprobs, version=self.version)
 
-    async def _label_logprobs(self, ask: SampleRequest) -> tuple[float, ...]:
-        temperature = ask.temperature or 1.0
-        kept = self._scores.get(ask.labels, ask.prompt_ids, temperature)
-        if kept is not None:
-            return kept
-        key: Scored = (ask.prompt_ids, ask.labels, temperature)
+    async def _label_logprobs(self, request: SampleRequest) -> tuple[float, ...]:
+        temperature = request.temperature or 1.0
+        row = self._scores.get(request.labels, request.prompt_ids, temperature)
+        if row is not None:
+            return row
+        key: Scored = (request.prompt_ids, request.labels, temperature)
         if key not in self._asked:
             loop = asyncio.get_running_loop()
             self._asked[key] = loop.create_future()
@@ -393,6 +400,7 @@ class ServiceSampler:
         task.add_done_callback(self._tasks.discard)
 
     async def _score(self, keys: Sequence[Scored]) -> None:
+        # 1. One request for the rows of all keys; whoever waits gets its error
         parts = [label_rows(prompt, labels) for prompt, labels, _ in keys]
         rows = [row for part in parts for row in part]
         try:
@@ -407,6 +415,7 @@ class ServiceSampler:
             for key in keys:
                 self._asked.pop(key).cancel()
             raise
+        # 2. The labels' log-probabilities, key by key
         self.tokens += sum(map(len, rows))
         self._scores.trim()
         start = 0

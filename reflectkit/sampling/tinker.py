@@ -48,6 +48,7 @@ class TinkerService:
     """
 
     def __init__(self, url: str, settings: ServiceSettings) -> None:
+        # 1. Whether there is a client, a key for the hosted service, or a server that answers
         self.settings = settings
         self.url = url or "the Tinker service"
         if importlib.util.find_spec("tinker") is None:
@@ -60,6 +61,7 @@ class TinkerService:
             )
         if url:
             self._see_health(url)
+        # 2. The client, which connects when it is first used
         os.environ.setdefault("TINKER_TELEMETRY", "0")
         logging.getLogger("tinker").setLevel(logging.ERROR)
         import tinker
@@ -258,17 +260,17 @@ class TinkerAdapter:
         norms = [value for name, value in (answer.metrics or {}).items() if "grad_norm" in name]
         return float(norms[0]) if norms else None
 
-    async def write(self, ask: SampleRequest, limit: int) -> Drawn:
+    async def write(self, request: SampleRequest, limit: int) -> Drawn:
         """A text of at most `limit` tokens, sampled with the present weights."""
         import tinker
 
         parameters = tinker.types.SamplingParams(
             max_tokens=limit,
-            seed=ask.seed % 2**31,
-            stop=sorted(ask.stop_ids),
-            temperature=ask.temperature,
+            seed=request.seed % 2**31,
+            stop=sorted(request.stop_ids),
+            temperature=request.temperature,
         )
-        prompt = tinker.types.ModelInput.from_ints(list(ask.prompt_ids))
+        prompt = tinker.types.ModelInput.from_ints(list(request.prompt_ids))
         writer = await self._present_writer()
         answer = await self._wait(writer.sample(prompt, 1, parameters))
         (sequence,) = answer.sequences
@@ -333,8 +335,8 @@ class TinkerAdapter:
         if self._writer is not None:
             return self._writer
         if self._publishing is None:
-            made = in_thread(self.client.save_weights_and_get_sampling_client)
-            self._publishing = asyncio.ensure_future(self.service.wait(made))
+            future = in_thread(self.client.save_weights_and_get_sampling_client)
+            self._publishing = asyncio.ensure_future(self.service.wait(future))
         publishing = self._publishing
         try:
             self._writer = await asyncio.shield(publishing)
@@ -348,6 +350,7 @@ class TinkerAdapter:
         longer ones that begin with it and have the same slopes. No weight changes. A service that
         tells no norm is taken to take the sum.
         """
+        # 1. The norms of the gradients of one row, and of two rows twice as long
         before = await self.save("reflectkit-before-first-step")
         short = (1, 2, 3, 4, 5, 6)
         norms, expected = [], {}
@@ -359,6 +362,7 @@ class TinkerAdapter:
             share = len(rows) / len(self._filled(rows)) / (len(rows[0]) - 1)
             expected[len(rows)] = {SUM: float(len(rows)), MEAN: share}
         await self.load(before)
+        # 2. The ratio tells whether gradients are summed or averaged
         one, two = norms
         if not one or not two:
             return SUM

@@ -110,25 +110,28 @@ class Wire:
         patient: bool,
         final: tuple[int, ...],
     ) -> Any:
-        started, tries, alone = time.monotonic(), 0, 0
+        start_s, tries, failures = time.monotonic(), 0, 0
         while True:
             try:
                 return await self._try(method, path, body, final)
             except _TransientError as error:
                 tries += 1
                 failure, wait_s = str(error), error.wait_s
-            away_s = time.monotonic() - max(started, self._answered)
+            # 1. No server has answered for too long: it is away
+            away_s = time.monotonic() - max(start_s, self._answered)
             if not patient or away_s >= self.patience_s:
                 waited = f" for {away_s:.0f} s" if patient else ""
                 raise GoneError(
                     f"{self.url} does not answer{waited} ({failure}); start the server, then"
                     " run the same again"
                 )
-            alone += self._answered > started  # it answers other requests
-            if alone >= TRIES:
+            # 2. It answers others: this request alone fails, which is tried TRIES times
+            failures += self._answered > start_s  # it answers other requests
+            if failures >= TRIES:
                 raise EnvironmentFailure(
                     f"{self.url}{path} failed {tries} times, the last time with: {failure}"
                 )
+            # 3. Wait, longer each time, or as long as the server asks
             self.retries += 1
             pause_s = (
                 min(self.pause_s * 2 ** (tries - 1), LONGEST_PAUSE_S) if wait_s is None else wait_s
@@ -139,6 +142,7 @@ class Wire:
         self, method: str, path: str, body: Mapping[str, Any] | None, final: tuple[int, ...]
     ) -> Any:
         """The answer to one request. Raises _TransientError, RefusedError."""
+        # 1. The answer, or why there is none
         client, free = self._client()
         async with free:
             try:
@@ -153,6 +157,7 @@ class Wire:
                 raise _TransientError(masked(str(error)) or type(error).__name__) from None
         if len(content) > LONGEST_BODY:
             raise _TransientError(fault)
+        # 2. Statuses that may pass, and those that are final
         status = response.status_code
         if status == 200 and fault:
             raise ReflectkitError(f"{self.url}: {fault}")
@@ -181,11 +186,8 @@ class Wire:
                 follow_redirects=False,
                 trust_env=False,
             )
-            # Waiting is not part of the deadline
-            self._clients[loop] = (
-                client,
-                asyncio.Semaphore(self.connections),
-            )
+            # Waiting for a free connection is not part of the deadline
+            self._clients[loop] = (client, asyncio.Semaphore(self.connections))
         return self._clients[loop]
 
 

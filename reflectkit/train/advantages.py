@@ -1,4 +1,9 @@
-"""Advantages: plain numbers, which every process computes over the whole batch, so that baselines
+"""Advantages: how much better each decision did than its baseline.
+
+`group_relative` compares the episodes of a group (GRPO) and `leave_one_out` each with the others
+(RLOO); `generalised_advantages` uses a critic (PPO). `within_groups`, `with_baseline` and
+`with_critic` apply them to the episodes of an update; `train/algorithms.py` says which algorithm
+uses which. They are plain numbers, which every process computes over the whole batch, so baselines
 and deviations do not depend on the number of processes.
 """
 
@@ -71,6 +76,7 @@ def leave_one_out(
             result.append([0.0] * len(row))
             continue
         others = len(rows) - 1
+        # Sums over the whole group; an episode's part is subtracted below
         sums = [
             math.fsum(other[step] for other in rows if step < len(other))
             for step in range(len(row))
@@ -104,14 +110,14 @@ def group_relative(
     ([-1.0, 1.0, 0.0, 0.0], frozenset({'b'}))
     """
     result = [0.0] * len(scores)
-    flat = set()
+    flat = set()  # groups whose scores are all equal: nothing to learn
     for group, indices in _members(groups).items():
-        own = [scores[index] for index in indices]
-        if max(own) - min(own) <= SPREAD:
+        values = [scores[index] for index in indices]
+        if max(values) - min(values) <= SPREAD:
             flat.add(group)
             continue
-        mean = math.fsum(own) / len(own)
-        spread = math.sqrt(math.fsum((score - mean) ** 2 for score in own) / (len(own) - 1))
+        mean = math.fsum(values) / len(values)
+        spread = math.sqrt(math.fsum((score - mean) ** 2 for score in values) / (len(values) - 1))
         for index in indices:
             result[index] = (scores[index] - mean) / (spread if scale else 1.0)
     return result, frozenset(flat)
@@ -173,14 +179,14 @@ class Rollouts:
         """The group of each fresh episode. Episodes of one group started from the same state."""
         return [trajectory.group for trajectory in self.fresh]
 
-    def scaled(self, advantages: Numbers, dropped: Collection[Hashable] = ()) -> Numbers:
+    def scaled(self, advantages: Numbers, excluded: Collection[Hashable] = ()) -> Numbers:
         """`advantages` divided by the standard deviation over the fresh episodes that are trained
         on; unchanged without `normalize`.
         """
         if not self.normalize:
             return advantages
         rows = zip(self.groups, advantages, strict=False)  # the fresh ones are the first
-        spread = deviation([value for group, row in rows if group not in dropped for value in row])
+        spread = deviation([value for group, row in rows if group not in excluded for value in row])
         return [[value / spread for value in row] for row in advantages]
 
 
@@ -200,11 +206,11 @@ class Estimates:
 def with_baseline(rollouts: Rollouts, baseline: str) -> Estimates:
     """Returns minus a baseline. With leave-one-out, the only episode left of a group is dropped."""
     if baseline == "leave-one-out":
-        dropped = lone(rollouts.groups)
+        left_out = lone(rollouts.groups)
         return Estimates(
-            rollouts.scaled(leave_one_out(rollouts.returns, rollouts.groups), dropped),
+            rollouts.scaled(leave_one_out(rollouts.returns, rollouts.groups), left_out),
             rollouts.returns,
-            dropped,
+            left_out,
         )
     fresh = [value for row in rollouts.returns[: len(rollouts.fresh)] for value in row]
     mean = math.fsum(fresh) / max(1, len(fresh)) if baseline == "batch" else 0.0
@@ -216,10 +222,12 @@ def with_baseline(rollouts: Rollouts, baseline: str) -> Estimates:
 
 def with_critic(rollouts: Rollouts, lam: float) -> Estimates:
     """Generalised advantages. The critic's targets are the unscaled advantages plus its values."""
+    # 1. Advantages, episode by episode
     pairs = list(zip(rollouts.rewards, rollouts.values, strict=True))
     advantages = [
         generalised_advantages(rewards, values, rollouts.gamma, lam) for rewards, values in pairs
     ]
+    # 2. What the critic is to predict
     targets = [
         [advantage + value for advantage, value in zip(row, values, strict=True)]
         for row, (_, values) in zip(advantages, pairs, strict=True)
@@ -236,46 +244,44 @@ def within_groups(rollouts: Rollouts, compared: str, state_weight: float) -> Est
     from the same state; 0: none.
     """
     returns, groups = rollouts.returns, rollouts.groups
+    # 1. What is compared within a group: returns of episodes, or numbers of steps
     if compared == "episode":
         first = [row[0] if row else 0.0 for row in returns]
-        relative, dropped = group_relative(first, groups, rollouts.normalize)
+        relative, flat = group_relative(first, groups, rollouts.normalize)
         advantages = [[value] * len(row) for value, row in zip(relative, returns, strict=True)]
     else:
-        scores = (
-            returns
-            if compared == "step"
-            else [_own_rewards(trajectory) for trajectory in rollouts.fresh]
-        )
+        scores = returns
+        if compared == "own":
+            scores = [_own_rewards(trajectory) for trajectory in rollouts.fresh]
         owners: list[Hashable] = [
             group for group, row in zip(groups, returns, strict=True) for _ in row
         ]
-        advantages, dropped = _steps_relative(scores, owners, rollouts.normalize)
+        advantages, flat = _steps_relative(scores, owners, rollouts.normalize)
+
+    # 2. A second comparison, of the steps of a group from one state (GiGPO, arXiv 2505.10978, eq. 8)
     if state_weight > 0:
-        # Their order may be shuffled
-        states = [
-            (
-                group,
-                turn.observation.text,
-                tuple(sorted(turn.observation.choices)),
-            )
-            for group, trajectory in zip(groups, rollouts.fresh, strict=True)
-            for turn in trajectory.turns
-        ]
+        states: list[Hashable] = []
+        for group, trajectory in zip(groups, rollouts.fresh, strict=True):
+            for turn in trajectory.turns:
+                choices = tuple(sorted(turn.observation.choices))  # their order may be shuffled
+                states.append((group, turn.observation.text, choices))
         locally, _ = _steps_relative(returns, states, rollouts.normalize)
-        advantages = [  # GiGPO, arXiv 2505.10978, eq. 8
+        advantages = [
             [
                 advantage + state_weight * local
                 for advantage, local in zip(row, local_row, strict=True)
             ]
             for row, local_row in zip(advantages, locally, strict=True)
         ]
-        dropped -= {group for group, row in zip(groups, advantages, strict=True) if any(row)}
-    alone = lone(groups)
+        flat -= {group for group, row in zip(groups, advantages, strict=True) if any(row)}
+
+    # 3. An episode that is left alone in its group has nothing to be compared with
+    single = lone(groups)
     advantages = [
-        [0.0] * len(row) if group in alone else row
+        [0.0] * len(row) if group in single else row
         for group, row in zip(groups, advantages, strict=True)
     ]
-    return Estimates(advantages, returns, dropped | alone)
+    return Estimates(advantages, returns, flat | single)
 
 
 def _steps_relative(
@@ -285,17 +291,17 @@ def _steps_relative(
     groups without spread.
     """
     relative, flat = group_relative([value for row in scores for value in row], groups, scale)
-    left = iter(relative)
-    return [[next(left) for _ in row] for row in scores], flat
+    values = iter(relative)
+    return [[next(values) for _ in row] for row in scores], flat
 
 
 def _own_rewards(trajectory: Trajectory) -> list[float]:
     """Each step's own reward plus the reward that all steps share; the last step's reward includes
     it already.
     """
-    shared = trajectory.turns[-1].info.get("shared_reward", 0.0) if trajectory.turns else 0.0
+    shared_reward = trajectory.turns[-1].info.get("shared_reward", 0.0) if trajectory.turns else 0.0
     last = len(trajectory.turns) - 1
     return [
-        turn.reward + (0.0 if number == last else shared)
+        turn.reward + (0.0 if number == last else shared_reward)
         for number, turn in enumerate(trajectory.turns)
     ]

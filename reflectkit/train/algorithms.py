@@ -200,11 +200,11 @@ def algorithm(name: str) -> Algorithm[Any]:
     Raises UnknownNameError: there is none. ConfigError: it is not an Algorithm, or its settings
     cannot be flags.
     """
-    chosen = resolve("algorithm", name, ALGORITHMS)
-    if not isinstance(chosen, Algorithm):
+    definition = resolve("algorithm", name, ALGORITHMS)
+    if not isinstance(definition, Algorithm):
         raise ConfigError(f"{name} is not an Algorithm; see reflectkit.train.algorithms.Algorithm")
-    check_own_settings(chosen.settings, name)
-    return chosen
+    check_own_settings(definition.settings, name)
+    return definition
 
 
 _SUMMARIES = ", ".join(f"{name} ({row.summary})" for name, row in ALGORITHMS.items())

@@ -48,22 +48,25 @@ def rows(
         row: RowBuilder | None = None
         for step, turn in enumerate(trajectory.turns):
             value = None if values is None else values[number][step]
+            # 1. A thought before an action is a row of its own
             if (thought := turn.decision.thought) is not None:
                 if row is not None:
                     samples.append(row.sample(trajectory.group, replayed))
                     row = None
-                own = RowBuilder(())
-                own.write(thought, advantages[number][step], returns[number][step], value)
-                samples.append(own.sample(trajectory.group, replayed))
+                thought_row = RowBuilder(())
+                thought_row.write(thought, advantages[number][step], returns[number][step], value)
+                samples.append(thought_row.sample(trajectory.group, replayed))
+            # 2. A choice starts a row, and so does a text whose prompt was rebuilt
             if row is None or turn.observation.choices or not row.is_extended_by(turn):
                 if row is not None:
                     samples.append(row.sample(trajectory.group, replayed))
-                row = RowBuilder(
-                    labels_of[turn.observation.choices] if turn.observation.choices else ()
-                )
+                choices = turn.observation.choices
+                row = RowBuilder(labels_of[choices] if choices else ())
+            # 3. The new part of the prompt, and what was sampled
             row.write(turn.decision, advantages[number][step], returns[number][step], value)
         if row is not None:
             samples.append(row.sample(trajectory.group, replayed))
+    # Without distillation comments teach nothing; without reward only they do
     if not taught:
         samples = [
             replace(sample, commented=()) if sample.commented else sample for sample in samples
@@ -77,19 +80,19 @@ def commented_row(sample: Sample, decision: int) -> Sample:
     """The tokens that the policy wrote in a decision of `sample`, after its prompt with a comment."""
     prompt = sample.commented[decision]
     if sample.choices:
-        written, trained = sample.tokens[sample.start :], 1
+        answer, trained = sample.tokens[sample.start :], 1
     else:
-        written = tuple(
+        answer = tuple(
             token
             for token, number in zip(sample.tokens, sample.decisions, strict=True)
             if number == decision
         )
-        trained = len(written)
-    mask = (0,) * len(prompt) + (1,) * trained + (0,) * (len(written) - trained)
+        trained = len(answer)
+    mask = (0,) * len(prompt) + (1,) * trained + (0,) * (len(answer) - trained)
     zeros = (0.0,) * len(mask)
     numbers = tuple(flag - 1 for flag in mask)
     return Sample(
-        (*prompt, *written), mask, numbers, zeros, zeros, zeros, (), sample.choices, sample.group_id
+        (*prompt, *answer), mask, numbers, zeros, zeros, zeros, (), sample.choices, sample.group_id
     )
 
 
@@ -102,13 +105,8 @@ class RowBuilder:
         self.mask: list[int] = []
         self.decisions: list[int] = []
         self.commented: list[tuple[int, ...]] = []
-        # Logprobs, advantages, returns, values
-        self.columns: tuple[list[float], ...] = (
-            [],
-            [],
-            [],
-            [],
-        )
+        # Log-probabilities, advantages, returns, values
+        self.columns: tuple[list[float], ...] = ([], [], [], [])
         self.valued = True
 
     def is_extended_by(self, turn: Turn) -> bool:
@@ -121,19 +119,23 @@ class RowBuilder:
         self, decision: Decision | Comment, advantage: float, target: float, value: float | None
     ) -> None:
         """Append the new part of the prompt, masked, and the tokens of `decision`."""
+        # 1. Lengths: of the new part of the prompt, of what is trained, and of the rest of a label,
+        #    whose first token stands for all
         new = decision.prompt_ids[len(self.tokens) :]
-        written = len(decision.logprobs)
-        rest = len(decision.token_ids) - written  # of a label, whose first token stands for all
+        count = len(decision.logprobs)
+        rest = len(decision.token_ids) - count
+        # 2. Tokens, mask and decisions
         self.valued = self.valued and value is not None
         self.tokens += [*new, *decision.token_ids]
-        self.mask += [0] * len(new) + [1] * written + [0] * rest
-        self.decisions += [-1] * len(new) + [len(self.commented)] * written + [-1] * rest
+        self.mask += [0] * len(new) + [1] * count + [0] * rest
+        self.decisions += [-1] * len(new) + [len(self.commented)] * count + [-1] * rest
         self.commented.append(decision.hint_prompt_ids if isinstance(decision, Decision) else ())
+        # 3. Numbers of the trained tokens
         numbers = (
             decision.logprobs,
-            [advantage] * written,
-            [target] * written,
-            [value or 0.0] * written,
+            [advantage] * count,
+            [target] * count,
+            [value or 0.0] * count,
         )
         for column, part in zip(self.columns, numbers, strict=True):
             column += [0.0] * len(new) + list(part) + [0.0] * rest

@@ -227,11 +227,11 @@ def build_trainer(
         commentator = TeacherComments()
     elif run.reflector is not None and chat is None:
         training = config.reflector_training
-        opened = config.sampler.open_reflector(
+        reflector_sampler = config.sampler.open_reflector(
             run.reflector.text, device, reflector_model, frozen=not training.every
         )
         commentator = reflector_of(
-            opened, run.reflector.facts, run.reflector.text, config.reflector.temperature
+            reflector_sampler, run.reflector.facts, run.reflector.text, config.reflector.temperature
         )
         is_typed = (
             "asks a typed reflector, whose answers are neither trained nor drawn; leave it out"
@@ -293,6 +293,7 @@ def _trainer(
     reflector_trainer: ReflectorTrainer | None = None,
 ) -> Trainer:
     """The trainer of these parts. answer: what the policy answers where it chooses."""
+    # 1. The agent that plays: the policy's sampler and who comments
     config, distill = run.config, run.config.distill
     agent = TwoPlayerAgent(
         sampler,
@@ -305,6 +306,7 @@ def _trainer(
         episode_tokens=config.sampler.episode_tokens,
         thinking=config.sampler.thinking,
     )
+    # 2. What it plays and learns
     trainer_config = TrainerConfig(
         run.problems.levels,
         config.max_steps,
@@ -388,11 +390,13 @@ def _service_trainer(
     if run.reflector is not None and run.reflector.kind is ModelKind.ORACLE:
         commentator = TeacherComments()
     elif run.reflector is not None and chat is None:
-        opened = _service_reflector(run, service, names) or config.sampler.open_reflector(
-            run.reflector.text, config.policy.device, frozen=True
-        )
+        sampler_of_comments = _service_reflector(
+            run, service, names
+        ) or config.sampler.open_reflector(run.reflector.text, config.policy.device, frozen=True)
         facts, place_of_reflector = run.reflector.facts, run.reflector.text
-        commentator = reflector_of(opened, facts, place_of_reflector, config.reflector.temperature)
+        commentator = reflector_of(
+            sampler_of_comments, facts, place_of_reflector, config.reflector.temperature
+        )
     trainer = _trainer(run, learner, sampler, commentator, answer, earlier_steps, Processes())
     if config.recorded is not None:
         trainer.recorded = _tokenised(run.problems.recorded, trainer.agent, config.recorded)
@@ -443,8 +447,8 @@ def _tokenised(
                 ),
             )
         assert isinstance(decision.action, int)
-        taken = replace(decision, token_ids=labels[decision.action])
-        tokenised.append(replace(trajectory, turns=(replace(turn, decision=taken),)))
+        decision = replace(decision, token_ids=labels[decision.action])
+        tokenised.append(replace(trajectory, turns=(replace(turn, decision=decision),)))
     return tokenised
 
 
@@ -484,6 +488,7 @@ def _load_models(
     run: RLRun, place: Path | None, device: str
 ) -> tuple[LoadedModel, LoadedModel | None]:
     """The policy, and the reflector where this process holds it. place: a checkpoint of training."""
+    # 1. Where the weights are: at the start in the models that were named, then in the checkpoint
     config = run.config
     policy_source, reflector_source = str(place or run.policy), None
     if run.reflector is not None and run.reflector.has_weights:
@@ -496,6 +501,7 @@ def _load_models(
         "dtype": config.policy.dtype or None,
         "quantize": config.policy.quantize or None,
     }
+    # 2. Load them; a new adapter is only put on at the start
     reflector: LoadedModel | None = None
     if config.reflector.share_base and reflector_source is not None:
         policy, reflector = load_pair(policy_source, reflector_source, **options)
@@ -507,6 +513,7 @@ def _load_models(
         if reflector_source is not None and config.sampler.reflector == LOCAL:
             reflector = load_player(reflector_source, "reflection", device=device)
 
+    # 3. Quantised weights are frozen
     cannot = "is quantised and cannot be trained"
     refuse(_is_frozen(policy), f"the policy {cannot}; add --lora-r 16")
     if reflector is not None and config.reflector_training.every:
@@ -524,6 +531,7 @@ def plan(run: RLRun, processes: Processes, progress: Progress) -> Report:
     config = run.config
     if config.engine.remote:
         return service_plan(run, progress)
+    # 1. The models as training would have them
     trainer = build_trainer(run, processes, progress)
     trainer.close()
     learner, agent = trainer.learner, trainer.agent
@@ -534,6 +542,7 @@ def plan(run: RLRun, processes: Processes, progress: Progress) -> Report:
         reflector and reflector.model,
         learner.reference and learner.reference.copy,
     )
+    # 2. Their memory, and what the policy ends its texts with
     chooses = config.env.kind.action_kind(config.env.settings) == "choice" and not agent.thinks
     return plan_report(
         "rlft",

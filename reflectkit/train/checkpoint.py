@@ -28,14 +28,11 @@ from reflectkit.train.learner import LearnerState, part_of
 from reflectkit.train.trainer import Trainer
 from reflectkit.types import Trajectory, from_json, to_json
 
-STATE, TENSORS, REPLAY, NOVELTY, MEMO = (
-    "training_state.json",
-    "training_state.safetensors",
-    "replay.jsonl",
-    "novelty.json",
-    "reflector_memo.json",
-)
-
+STATE = "training_state.json"  # numbers, and the run's settings
+TENSORS = "training_state.safetensors"  # of the optimizers and the critic
+REPLAY = "replay.jsonl"
+NOVELTY = "novelty.json"
+MEMO = "reflector_memo.json"
 
 REFLECTOR_NUMBERS, REFLECTOR_TENSORS = "reflector_", "reflector."
 """What the names of the state of a reflector that learns begin with."""
@@ -58,6 +55,7 @@ def save(
     settings: the run's settings; only a run with the same ones resumes from it. facts: JSON values
     saved with the role.
     """
+    # 1. The state; all processes take part, as each may hold a shard of it
     curriculum, policy = trainer.curriculum, trainer.learner.state()
     reflector = trainer.reflector_trainer.learner if trainer.reflector_trainer is not None else None
     reflector_state = None if reflector is None else reflector.state()
@@ -72,6 +70,8 @@ def save(
         state |= {
             f"{REFLECTOR_NUMBERS}{name}": value for name, value in reflector_state.numbers.items()
         }
+
+    # 2. The policy's folder, with the state in it
     target = folder / f"checkpoint-{trainer.step}"
 
     def write_state(staging: Path) -> None:
@@ -102,6 +102,8 @@ def save(
     trainer.learner.save(target, {**facts, "step": trainer.step}, write_state)
     if not trainer.processes.first:
         return target
+
+    # 3. Remove old ones
     intact = [
         path for path in checkpoints(folder) if int(path.name.rpartition("-")[2]) <= trainer.step
     ]
@@ -129,6 +131,7 @@ def restore(checkpoint: Path, trainer: Trainer) -> None:
     `check_settings` and `verify`. Raises CheckpointError if the state does not fit.
     """
     try:
+        # 1. What learns
         state = read_json(checkpoint / STATE)
         tensors = load_file(checkpoint / TENSORS)
         trainer.learner.load(LearnerState(state, tensors))
@@ -137,10 +140,12 @@ def restore(checkpoint: Path, trainer: Trainer) -> None:
             trainer.reflector_trainer.learner.load(
                 LearnerState(numbers, part_of(tensors, REFLECTOR_TENSORS))
             )
+        # 2. Where training is
         trainer.step = int(state["step"])
         trainer.counters = {name: int(value) for name, value in state["counters"].items()}
         trainer.curriculum.level = int(state["curriculum"]["level"])
         trainer.curriculum.rates = [float(rate) for rate in state["curriculum"]["rates"]]
+        # 3. Episodes, visits and comments of earlier updates
         path = checkpoint / REPLAY
         if path.stat().st_size:
             trainer.replay.add(

@@ -49,6 +49,7 @@ class Critic(nn.Module):
             " adapter; use detached"
         )
         refuse(trunk == "separate" and adapter, whole)
+        # 1. The head, whose last layer starts at 0
         self.trunk = trunk
         self.pad_id = player.pad_id
         last = nn.Linear(width, 1)
@@ -56,19 +57,17 @@ class Critic(nn.Module):
         nn.init.zeros_(last.bias)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed % 2**63)
-            self.head = (
-                last
-                if head == "linear"
-                else nn.Sequential(nn.Linear(width, width), nn.Tanh(), last)
-            )
+            self.head: nn.Module = last
+            if head == "mlp":
+                self.head = nn.Sequential(nn.Linear(width, width), nn.Tanh(), last)
+        # 2. The scale of its output, which is saved with its weights
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("deviation", torch.ones(()))
         self.register_buffer("knows_returns", torch.zeros((), dtype=torch.bool))
-        self.own_trunk = (
-            copy.deepcopy(trunk_of(player.model)).requires_grad_(True)
-            if trunk == "separate"
-            else None
-        )
+        # 3. A trunk of its own
+        self.own_trunk = None
+        if trunk == "separate":
+            self.own_trunk = copy.deepcopy(trunk_of(player.model)).requires_grad_(True)
         self.to(next(player.model.parameters()).device)
 
     def forward(self, hidden_ND: torch.Tensor, prompts: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -67,14 +67,14 @@ def draw(level: Level, step: int, count: int, seed: int) -> list[Task]:
     """The `count` problems of `step`, from a shuffled deck; the next one follows whenever it is
     used up.
     """
-    chosen: list[Task] = []
+    problems: list[Task] = []
     position = step * count
-    while len(chosen) < count:
-        turn, place = divmod(position + len(chosen), len(level.tasks))
+    while len(problems) < count:
+        turn, place = divmod(position + len(problems), len(level.tasks))
         deck = list(level.dealt(turn) if turn and level.dealt else level.tasks)
         generator(seed, "deck", turn).shuffle(deck)
-        chosen += deck[place : place + count - len(chosen)]
-    return chosen
+        problems += deck[place : place + count - len(problems)]
+    return problems
 
 
 def validation_episodes(level: Level, seed: int) -> list[Episode]:

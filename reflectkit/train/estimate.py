@@ -20,9 +20,8 @@ MOST_TOKENS, CPU_BYTES = 16384, 2**31
 def split_parameters(models: Iterable[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """(trained, frozen) parameters of `models`, each once although models may share them."""
     every = {id(weight): weight for model in models for weight in model.parameters()}.values()
-    return [weight for weight in every if weight.requires_grad], [
-        weight for weight in every if not weight.requires_grad
-    ]
+    trained = [weight for weight in every if weight.requires_grad]
+    return trained, [weight for weight in every if not weight.requires_grad]
 
 
 def size(weights: Iterable[torch.Tensor]) -> int:
@@ -32,7 +31,10 @@ def size(weights: Iterable[torch.Tensor]) -> int:
 
 def optimizer_size(weights: Iterable[torch.Tensor]) -> int:
     """Bytes of AdamW's state: two numbers for each weight; for a weight of 16 bits three, of 32 bits each."""
-    return sum(weight.numel() * (12 if weight.element_size() == 2 else 2 * weight.element_size()) for weight in weights)
+    return sum(
+        weight.numel() * (12 if weight.element_size() == 2 else 2 * weight.element_size())
+        for weight in weights
+    )
 
 
 def activation_size(model: Any, tokens: int, logits: int, *, recompute: bool) -> int:
@@ -46,8 +48,8 @@ def activation_size(model: Any, tokens: int, logits: int, *, recompute: bool) ->
     config, element = model.config, next(model.parameters()).element_size()
     layer = 17 * config.hidden_size * element
     layers = config.num_hidden_layers
-    kept = layers * config.hidden_size * element + layer if recompute else layers * layer
-    return int(tokens * kept + logits * 2 * 4 * config.vocab_size)
+    bytes_a_token = layers * config.hidden_size * element + layer if recompute else layers * layer
+    return int(tokens * bytes_a_token + logits * 2 * 4 * config.vocab_size)
 
 
 def tokens_a_pass(model: Any, *, recompute: bool) -> int:
@@ -79,6 +81,7 @@ def plan_report(
     stop_tokens: those that end what the model writes, if it writes. A weight packed into bytes by
     quantisation counts as often as it has bytes.
     """
+    # 1. Memory, by what needs it
     models = list(models)
     trained, frozen = split_parameters(models)
     memory = {
@@ -92,6 +95,7 @@ def plan_report(
         name: sum(weight.numel() for weight in part)
         for name, part in (("trained", trained), ("frozen", frozen))
     }
+    # 2. The table
     rows = [
         ("trainable parameters", f"{counts['trained']:,}"),
         ("frozen parameters", f"{counts['frozen']:,}"),

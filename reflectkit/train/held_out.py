@@ -30,18 +30,20 @@ def measure(level: Level, player: str, folder: Path, trainer: Trainer) -> None:
     """Play `level` greedily and add the outcomes of `player`, BEFORE or AFTER, to the file; the
     first time also those of a random player, where actions are choices.
     """
-    played = {player: trainer.play_greedily(level)}
+    trajectories_of = {player: trainer.play_greedily(level)}
     if not trainer.processes.first:
         return
     path = folder / OUTCOMES
     offers_choices = all(
-        turn.observation.choices for each in played[player] for turn in each.turns[:1]
+        turn.observation.choices for each in trajectories_of[player] for turn in each.turns[:1]
     )
     if player == BEFORE and offers_choices:
         episodes = validation_episodes(level, trainer.config.seed)
-        played[RANDOM] = rollout(episodes, level.make, RandomAgent(), width=trainer.config.width)
+        trajectories_of[RANDOM] = rollout(
+            episodes, level.make, RandomAgent(), width=trainer.config.width
+        )
     outcomes = read_json(path) if path.is_file() and player != BEFORE else {}
-    for name, trajectories in played.items():
+    for name, trajectories in trajectories_of.items():
         outcomes[name] = [_outcome(trajectory) for trajectory in trajectories]
     write_json(path, outcomes)
 

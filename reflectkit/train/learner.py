@@ -233,11 +233,13 @@ class PolicyLearner(Learner):
         """
         if not samples:
             return LossOutput(None, {})
+        # 1. Prepare
         self.schedule_rate = rate
         parts = self._begin(samples)
         sums: dict[str, float] = {}
         self._changes = [] if self.settings.mismatch else None
         self._mismatch = {}
+        # 2. Gradient steps: each epoch shuffles the units into minibatches anew
         steps, count = 0, math.ceil(len(samples) / self.settings.minibatch)
         for index in range(self.settings.epochs * count):
             if index % count == 0:
@@ -249,6 +251,7 @@ class PolicyLearner(Learner):
             steps += 1
             for name, value in figures.items():
                 sums[name] = sums.get(name, 0.0) + value
+        # 3. Means of the figures over the steps
         self._end()
         means = {name: total / steps for name, total in sums.items()}
         loss = means.pop("loss")
@@ -312,14 +315,15 @@ class PolicyLearner(Learner):
         change_N = torch.cat([theirs_N for theirs_N, _ in everyone])
         lengths = [length for _, theirs in everyone for length in theirs]
         self._mismatch = losses.mismatch(change_N)
+        # 2. Whether the server samples the weights that learn
         sampler = self.settings.agrees_with
         if not sampler:
             return
         from reflectkit.sampling.checks import disagreement
 
-        if apart := disagreement(change_N, self.settings.temperature, lengths):
+        if difference := disagreement(change_N, self.settings.temperature, lengths):
             raise MismatchError(
-                f"{sampler}: log-probabilities differ from those of the weights that learn {apart},"
+                f"{sampler}: log-probabilities differ from those of the weights that learn {difference},"
                 " so the update was not made; see that the server has the same base, unquantised,"
                 " and loads the adapter of each update"
             )
@@ -335,6 +339,7 @@ class PolicyLearner(Learner):
         """A micro-batch's part of the loss and figures of a minibatch. shares: the weight of a
         token of each of its rows. fresh_tokens: how many of its tokens are not replayed.
         """
+        # 1. Columns of the trained tokens
         settings, device = self.settings, scored.logprob_N.device
         places = list(zip(scored.row_N, scored.place_N, strict=True))
 
@@ -348,6 +353,8 @@ class PolicyLearner(Learner):
         replayed_N = torch.tensor([samples[row].replayed for row, _ in places], device=device)
         starts, numbers = _decisions(samples, places)
         decision_N = torch.tensor(numbers, device=device)
+
+        # 2. The algorithm's loss of each token, but not of those that are masked
         loss_N = settings.loss(
             losses.TrainedTokens(
                 scored.logprob_N,
@@ -374,6 +381,8 @@ class PolicyLearner(Learner):
             )
             loss_N = loss_N.where(kept_N, 0.0)
             figures["masked"] = float((share_N * ~kept_N).sum())
+
+        # 3. Their weighted mean, less the entropy bonus, plus the divergence from the start
         policy_loss = (loss_N * share_N).sum()
         spread = (scored.entropy_N * share_N).sum()
         loss = policy_loss - settings.entropy * spread
@@ -384,6 +393,8 @@ class PolicyLearner(Learner):
             distance = (distance_N * share_N).masked_fill(replayed_N, 0.0).sum()
             loss = loss + settings.kl * distance
             figures["kl_to_start"] = float(distance.detach())
+
+        # 4. The critic's loss, one error a decision, weighted as its tokens are
         if self.critic is not None:
             prompts = [samples[places[start][0]].tokens[: places[start][1]] for start in starts]
             value_D = self.critic(scored.hidden_ND[starts], prompts)
@@ -394,6 +405,8 @@ class PolicyLearner(Learner):
             critic_loss = (error_D * weight_D).sum() / self.critic.deviation**2
             loss = loss + critic_loss
             figures["value_loss"] = float(critic_loss.detach())
+
+        # 5. How far the policy is from its sampler
         with torch.no_grad():
             moved_N = (scored.logprob_N - old_N)[~replayed_N]
             if self._changes is not None:
@@ -449,6 +462,7 @@ class LocalLearner(PolicyLearner):
         self.observed: dict[tuple[int, ...], float] = {}
         """Values of prompts that were read with the current weights."""
         self.critic_weights = list(critic.parameters()) if critic is not None else []
+        # Without a critic it has a weight that never gets a gradient
         self.critic_optimizer = torch.optim.AdamW(
             self.critic_weights or [torch.zeros(1)], settings.critic_rate, weight_decay=0.0
         )
@@ -550,8 +564,8 @@ class LocalLearner(PolicyLearner):
         """Whether minibatches like this one are read as trees."""
         if not can_share(self.player.model) or self.processes.sharded or self._separately:
             return False
-        wanted = self.settings.share_prefixes
-        return saves(self.player.model, batch, self.max_tokens) if wanted is None else wanted
+        setting = self.settings.share_prefixes
+        return saves(self.player.model, batch, self.max_tokens) if setting is None else setting
 
     def observe(self, hidden_BD: torch.Tensor, prompts: Sequence[tuple[int, ...]]) -> None:
         """Record the values of prompts that a sampler has just read with the current weights, which
@@ -623,11 +637,13 @@ class LocalLearner(PolicyLearner):
     def _step(
         self, samples: Sequence[Sample], minibatch: Sequence[Unit], may_stop: bool
     ) -> dict[str, float] | None:
+        # 1. How the minibatch is read; the update's first one decides
         if not may_stop:
             self.shares = self._shares_in(minibatch)
         parts = sorted(minibatch, key=lambda unit: unit.tokens if self.shares else -unit.size)
         numbers = [row for unit in minibatch for row in unit.rows]
         here = [samples[number] for number in numbers]
+        # 2. Gradients of all processes; again in smaller micro-batches where memory ran out
         while True:
             if self._changes is not None:  # a step that ran out of memory is made again
                 self._changes = []
@@ -638,6 +654,7 @@ class LocalLearner(PolicyLearner):
             if all(theirs is not None for theirs in everyone):
                 break
             self._halve(max(unit.size for unit in parts))
+        # 3. Figures, and whether the step is made
         if self._changes is not None:
             self._compare(self._changes)
             self._changes = None
@@ -646,6 +663,7 @@ class LocalLearner(PolicyLearner):
         check_finite(merged, here)
         if may_stop and self._has_moved_too_far(merged["kl"]):
             return None
+        # 4. The step, of the policy and of the critic
         self.optimizer.schedule(self.schedule_rate * self.pace)
         merged["gradient_norm"] = self.optimizer.step()
         check_finite(merged, here)
@@ -698,6 +716,7 @@ class LocalLearner(PolicyLearner):
         figures |= {"kl_to_start": 0.0} if self.reference is not None else {}
         figures |= {"masked": 0.0} if self.settings.mask != "none" else {}
         figures |= {"divergence": 0.0} if self.teacher is not None else {}
+        # 2. Micro-batch by micro-batch: score, loss, gradients
         try:
             for micro, weight in micros:
                 scored = self._score(self.scorer, samples, micro)
@@ -706,15 +725,16 @@ class LocalLearner(PolicyLearner):
                     with torch.no_grad(), self.reference.model() as start:
                         scorer = self.scorer if start is self.player.model else start
                         reference_N = self._score(scorer, samples, micro).logprob_N
-                loss, added = self._loss(samples, scored, reference_N, shares, fresh)
+                loss, micro_figures = self._loss(samples, scored, reference_N, shares, fresh)
                 if self.teacher is not None:
-                    apart = self._divergence(self.teacher, samples, scored, taught)
-                    loss = loss + self.settings.distill * apart
-                    added["divergence"] = float(apart.detach())
+                    distance = self._divergence(self.teacher, samples, scored, taught)
+                    loss = loss + self.settings.distill * distance
+                    micro_figures["divergence"] = float(distance.detach())
                 (loss * weight * self.optimizer.loss_scale).backward()
-                deviation = max(figures["ratio_deviation"], added["ratio_deviation"])
+                deviation = max(figures["ratio_deviation"], micro_figures["ratio_deviation"])
                 figures = {
-                    name: value + weight * added.get(name, 0.0) for name, value in figures.items()
+                    name: value + weight * micro_figures.get(name, 0.0)
+                    for name, value in figures.items()
                 }
                 figures["ratio_deviation"] = deviation
             for parameter in self.critic_weights:
@@ -744,28 +764,30 @@ class LocalLearner(PolicyLearner):
         that the policy wrote, after the prompts with comments.
         """
         places = list(zip(scored.row_N, scored.place_N, strict=True))
-        known = {row: set(_commented(samples[row])) for row in dict.fromkeys(scored.row_N)}
-        index = [number for number, (row, place) in enumerate(places) if place in known[row]]
+        commented = {row: set(_commented(samples[row])) for row in dict.fromkeys(scored.row_N)}
+        index = [number for number, (row, place) in enumerate(places) if place in commented[row]]
         if not index:
             return scored.logprob_N.sum() * 0.0
         decisions = dict.fromkeys((places[number][0], samples[places[number][0]].decisions[places[number][1]])
                                   for number in index)  # fmt: skip
         rows = [commented_row(samples[row], decision) for row, decision in decisions]
         split = packed_as_trees if self.shares else packed
-        found: dict[tuple[int, int], torch.Tensor] = {}
+        teacher_logprobs: dict[tuple[int, int], torch.Tensor] = {}
         with torch.no_grad(), teacher.model() as model:
             for micro in split(
                 units(rows, reads_branches(model), self._separately), self.max_tokens
             ):
                 part = self._score(model, rows, micro)
-                found |= zip(
+                teacher_logprobs |= zip(
                     zip(part.row_N, part.place_N, strict=True), part.logprobs_NK, strict=True
                 )
         width = scored.logprobs_NK.shape[1]
         teacher_NK = torch.stack(
             [
-                torch.nn.functional.pad(found[key], (0, width - len(found[key])), value=-math.inf)
-                for key in sorted(found)
+                torch.nn.functional.pad(
+                    teacher_logprobs[key], (0, width - len(teacher_logprobs[key])), value=-math.inf
+                )
+                for key in sorted(teacher_logprobs)
             ]
         )
         apart_N = losses.divergence(scored.logprobs_NK[index], teacher_NK, self.settings.divergence)

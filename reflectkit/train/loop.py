@@ -397,29 +397,31 @@ class Advice(Callback):
     def after_update(self, fit: Fit, figures: Mapping[str, Any]) -> None:
         if fit.trainer.recorded:
             return
-        played = [trajectory for trajectory, _ in fit.trainer.latest]
-        learned = figures.get("commented_decisions") or not is_flat(played)
+        trajectories = [trajectory for trajectory, _ in fit.trainer.latest]
+        learned = figures.get("commented_decisions") or not is_flat(trajectories)
         self.flat_updates = 0 if learned else self.flat_updates + 1
         if fit.trainer.step == 1:
-            self._tell_of_horizon(fit, played)
+            self._tell_of_horizon(fit, trajectories)
         choices = {
-            len(turn.observation.choices) for trajectory in played for turn in trajectory.turns
+            len(turn.observation.choices)
+            for trajectory in trajectories
+            for turn in trajectory.turns
         }
         if choices != {1}:
-            self._tell_if_flat(fit, played)
+            self._tell_if_flat(fit, trajectories)
         elif fit.trainer.step == 1:
             fit.progress.news("nothing to decide: each state of these episodes offers one choice")
         if fit.trainer.step == 1 and "success_rate" not in figures:
             self._tell_of_success(fit)
 
-    def _tell_of_horizon(self, fit: Fit, played: Sequence[Trajectory]) -> None:
+    def _tell_of_horizon(self, fit: Fit, trajectories: Sequence[Trajectory]) -> None:
         level = fit.trainer.config.levels[fit.trainer.curriculum.level].name
         is_default = (
             not fit.run.config.rollout.horizon and level not in fit.run.config.env.kind.horizons
         )
         cut = (
             each.status is Status.TRUNCATED and len(each.turns) == DEFAULT_HORIZON
-            for each in played
+            for each in trajectories
         )
         if is_default and all(cut):
             fit.progress.news(
@@ -442,12 +444,12 @@ class Advice(Callback):
                     " 'success' in the info"
                 )
 
-    def _tell_if_flat(self, fit: Fit, played: Sequence[Trajectory]) -> None:
+    def _tell_if_flat(self, fit: Fit, trajectories: Sequence[Trajectory]) -> None:
         """Not if training has won all."""
         step, flat = fit.trainer.step, self.flat_updates
         if flat != min(FLAT_UPDATES, fit.run.config.max_steps):
             return
-        returns = {trajectory.total_return for trajectory in played}
+        returns = {trajectory.total_return for trajectory in trajectories}
         if len(returns) == 1 and max(returns) > 0:
             if step == flat:  # otherwise training has come there
                 fit.progress.news(
@@ -455,10 +457,10 @@ class Advice(Callback):
                     f" {max(returns):.3g}, whatever the policy did; let the reward depend on its"
                     " actions, or make the problems harder"
                 )
-        elif not all(trajectory.success for trajectory in played):
+        elif not all(trajectory.success for trajectory in trajectories):
             normalizes = fit.run.config.algo.normalize
             first = "--no-normalize, if steps cost and success is rare; " if normalizes else ""
-            mean = fmean(trajectory.total_return for trajectory in played)
+            mean = fmean(trajectory.total_return for trajectory in trajectories)
             fit.progress.news(
                 "nothing to learn: all rewards are equal in each group of updates"
                 f" {step - flat + 1} to {step} (mean return {mean:.3g}); try {first}easier"
@@ -467,12 +469,12 @@ class Advice(Callback):
             )
 
 
-def is_flat(played: Sequence[Trajectory]) -> bool:
+def is_flat(trajectories: Sequence[Trajectory]) -> bool:
     """Whether all episodes of each group have equal returns; without groups, all episodes."""
     returns_by_group: dict[str, set[float]] = {}
-    for trajectory in played:
+    for trajectory in trajectories:
         returns_by_group.setdefault(trajectory.group, set()).add(trajectory.total_return)
-    has_groups = len(returns_by_group) < len(played)
+    has_groups = len(returns_by_group) < len(trajectories)
     if has_groups:
         return all(len(returns) == 1 for returns in returns_by_group.values())
     return len(set().union(*returns_by_group.values())) <= 1
@@ -505,12 +507,12 @@ class Calibration(Callback):
             checkpoint.restore(place, trainer)
 
         # 2. Its decisions, and what would be right there
-        played = trainer.play_greedily(
+        trajectories = trainer.play_greedily(
             replace(level, make=lambda: Advised(level.make())), show=True
         )
         rows = [
             (turn.decision.probabilities, best)
-            for trajectory in played
+            for trajectory in trajectories
             for turn in trajectory.turns
             if len(turn.observation.choices) > 1 and (best := best_choices(turn.info))
         ]

@@ -51,8 +51,8 @@ def weighted_loss(tokens: TrainedTokens) -> torch.Tensor:
     """REINFORCE's: -w A log π (Williams 1992, eq. 4), where w is the importance weight of the
     token's decision, at most `is_cap`, or 1 + clip without one, and without gradient.
     """
+    # The importance weight of a whole decision, truncated (Ionides 2008)
     log_ratio_N = tokens.decision_sum((tokens.logprob_N - tokens.old_logprob_N).detach())
-    # Truncated, Ionides 2008
     weight_N = log_ratio_N.exp().clamp(max=tokens.is_cap or 1 + tokens.clip)
     return -weight_N * tokens.advantage_N * tokens.logprob_N
 
@@ -67,10 +67,12 @@ def clipped_loss(tokens: TrainedTokens) -> torch.Tensor:
     the same reason, any by `is_cap`.
     """
     above = 1 + (tokens.clip_high or tokens.clip)
-    ratio_N = (tokens.logprob_N - tokens.old_logprob_N).exp()  # 1 at the first pass over fresh rows
+    # 1. The ratio, 1 at the first pass over fresh rows; of replayed tokens, at most the upper end
+    ratio_N = (tokens.logprob_N - tokens.old_logprob_N).exp()
     ratio_N = ratio_N.clamp(max=above).where(tokens.replayed_N, ratio_N)
     if tokens.is_cap:
         ratio_N = ratio_N.clamp(max=tokens.is_cap)
+    # 2. The worse of the objective with and without clipping
     clipped_N = ratio_N.clamp(1 - tokens.clip, above)
     return -(ratio_N * tokens.advantage_N).minimum(clipped_N * tokens.advantage_N)
 
@@ -89,7 +91,7 @@ def kl_estimate(
     gradient, so a token's gradient is min(w, cap) (-log r) ∇ log π.
     """
     log_weight_N = logprob_N - old_logprob_N
-    if cap:
+    if cap:  # the clamp is of a constant, so a capped weight keeps its gradient
         log_weight_N = log_weight_N - (log_weight_N.detach() - math.log(cap)).clamp(min=0)
     difference_N = reference_N - logprob_N
     return log_weight_N.exp() * (difference_N.exp() - difference_N - 1)
@@ -109,6 +111,7 @@ def on_policy_enough(
     """
     change_N = change_N.detach()
     bound = math.log(limit)
+    # Single tokens; then whole rows, by the sum or the mean of their changes
     if kind == "token":
         return change_N <= bound
     sums_B = change_N.new_zeros(int(row_N.max()) + 1).index_add(0, row_N, change_N)
@@ -127,6 +130,7 @@ def divergence(student_NK: torch.Tensor, teacher_NK: torch.Tensor, kind: str) ->
     KL(teacher, student); "reverse", KL(student, teacher); "js", Jensen-Shannon, the mean of
     either's KL from their mean, at most log 2.
     """
+    # What is no choice counts 0 on both sides
     legal_NK = student_NK.isfinite() & teacher_NK.isfinite()
     student_NK, teacher_NK = student_NK.where(legal_NK, 0.0), teacher_NK.where(legal_NK, 0.0)
 

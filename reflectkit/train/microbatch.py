@@ -133,13 +133,13 @@ def _packed_by_prompt(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]
     size, read = 0, set[tuple[tuple[int, ...], Path]]()
     for unit in sorted(parts, key=lambda unit: unit.tokens):
         new = {(unit.tokens, path) for path in unit.choices} - read
-        added = sum(len(path) for _, path in new) + len(unit.tokens)
-        if not batches or size + added > max_tokens:
+        new_tokens = sum(len(path) for _, path in new) + len(unit.tokens)
+        if not batches or size + new_tokens > max_tokens:
             batches.append([])
-            new, size, added = {(unit.tokens, path) for path in unit.choices}, 0, unit.size
+            new, size, new_tokens = {(unit.tokens, path) for path in unit.choices}, 0, unit.size
             read = set()
         batches[-1].append(unit)
-        size += added
+        size += new_tokens
         read |= new
     return batches
 
@@ -151,6 +151,7 @@ def saves(model: Any, parts: Sequence[Unit], max_tokens: int) -> bool:
     small one must read at most READ of the tokens, and save WORTH tokens times parameters of a
     layer for each unit.
     """
+    # 1. The size of a layer, which says what a token costs against a pass
     weights = list(model.parameters())
     if weights[0].device.type != "cpu":
         return False
@@ -158,16 +159,18 @@ def saves(model: Any, parts: Sequence[Unit], max_tokens: int) -> bool:
     layer = (
         sum(weight.numel() for weight in weights) / model.config.get_text_config().num_hidden_layers
     )
+    # 2. A large model: tokens that trees save, padding included, against passes that they add
     if layer >= LARGE:
         plain = packed(parts, max_tokens)
-        added = -len(plain)
+        more_passes = -len(plain)
         saved = sum(len(micro) * max(len(unit.tokens) for unit in micro) for micro in plain)
         for micro in micros:
             rows = [unit.tokens for unit in micro]
             for chunks in itertools.chain(*plan_tree(rows).levels):
-                added += 1
+                more_passes += 1
                 saved -= len(chunks) * max(len(rows[chunk.row]) - chunk.start for chunk in chunks)
-        return saved > PASS * added
+        return saved > PASS * more_passes
+    # 3. A small model: tokens that neighbours share
     pairs = (pair for micro in micros for pair in itertools.pairwise(micro))
     total = sum(len(unit.tokens) for unit in parts)
     saved = sum(shared_length(one.tokens, other.tokens) for one, other in pairs)
@@ -184,10 +187,12 @@ def packed_as_trees(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
     batches: list[list[Unit]] = []
     read = widest = 0
     for unit in sorted(parts, key=lambda unit: (bool(unit.choices), unit.tokens)):
+        # 1. The tokens that this unit adds to the last micro-batch
         last = batches[-1] if batches else []
         alike = last and bool(last[0].choices) == bool(unit.choices)
         new = unit.size - (shared_length(last[-1].tokens, unit.tokens) if alike else 0)
         widest = max(widest, unit.size)
+        # 2. Whether they fit by a simple bound; if units are long, by the tree's true size
         fits = alike and 2 * (read + new) + (len(last) + 1) * widest // 8 <= max_tokens
         if alike and not fits and not unit.choices and FEW * unit.size >= max_tokens:
             fits = _tree_size([*(other.tokens for other in last), unit.tokens]) <= max_tokens
@@ -224,6 +229,7 @@ def score(
     Scorer. share: what its units begin with is read once, if the model allows. whole,
     entropy_learns: see `token_logprobs`.
     """
+    # 1. Texts: the tokens that each row's mask marks
     prompts = [unit.tokens for unit in micro]
     if not micro[0].choices:
         masks = [samples[unit.rows[0]].loss_mask for unit in micro]
@@ -231,14 +237,15 @@ def score(
             model, prompts, masks, pad_id=pad_id, temperature=temperature, share=share, whole=whole,
             entropy_learns=entropy_learns,
         )  # fmt: skip
-        marked = [
+        trained_places = [
             (unit.rows[0], place)
             for unit, mask in zip(micro, masks, strict=True)
             for place, trained in enumerate(mask)
             if trained
         ]
-        rows, places = map(list, zip(*marked, strict=True))
+        rows, places = map(list, zip(*trained_places, strict=True))
         return Scored(rows, places, *scores)
+    # 2. Choices: one pass for each prompt, whatever was chosen there
     choices = [unit.choices for unit in micro]
     logprobs_UK, hidden_UD = choice_logprobs(
         model,

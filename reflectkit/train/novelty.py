@@ -104,5 +104,5 @@ class Novelty:
 
 def state_key(observation: Observation) -> str:
     """A digest of what the policy sees of a state, in 16 hexadecimal digits."""
-    seen = "\0".join([observation.text, *sorted(observation.choices)])
-    return hashlib.sha256(seen.encode("utf-8", "replace")).hexdigest()[:16]
+    counts = "\0".join([observation.text, *sorted(observation.choices)])
+    return hashlib.sha256(counts.encode("utf-8", "replace")).hexdigest()[:16]

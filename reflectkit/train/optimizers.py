@@ -154,11 +154,11 @@ def set_dropout(model: nn.Module, probability: float) -> None:
     for name, module in model.named_modules():
         if "lora_" in name:
             continue
+        # A module of its own, or a number that attention uses
         if isinstance(module, nn.Dropout):
             module.p = probability
             places += 1
         for attribute, value in list(vars(module).items()):
-            # Of attention, which has no module for it
             if "dropout" in attribute and isinstance(value, float):
                 setattr(module, attribute, probability)
                 places += 1
@@ -215,6 +215,7 @@ class Replicated:
         return self._clip_and_step()
 
     def _clip_and_step(self) -> float:
+        # A sharded norm is a DTensor
         norm: Any = nn.utils.clip_grad_norm_(self.weights, self.max_norm)
         value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         if math.isfinite(value):
@@ -270,23 +271,22 @@ class Fsdp2(Replicated):
     @override
     def tensors(self) -> Tensors:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        named: Any = get_optimizer_state_dict(
-            self.scorer, self.optimizer.optimizer, options=options
-        )
-        named = named.get("state", {})  # empty in all processes but the first, which writes
+        inner = self.optimizer.optimizer
+        whole: Any = get_optimizer_state_dict(self.scorer, inner, options=options)
+        by_name = whole.get("state", {})  # empty in all processes but the first, which writes
         return flat(
-            {number: named.get(f"model.{name}", {}) for number, name in enumerate(self.names)}
+            {number: by_name.get(f"model.{name}", {}) for number, name in enumerate(self.names)}
         )
 
     @override
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         inner, options = self.optimizer.optimizer, StateDictOptions(full_state_dict=True)
         groups = get_optimizer_state_dict(self.scorer, inner, options=options)["param_groups"]
-        named: Any = {
+        states: Any = {
             f"model.{self.names[number]}": values for number, values in nested(tensors).items()
         }
         set_optimizer_state_dict(
-            self.scorer, inner, {"state": named, "param_groups": groups}, options=options
+            self.scorer, inner, {"state": states, "param_groups": groups}, options=options
         )
 
     @override
@@ -294,11 +294,11 @@ class Fsdp2(Replicated):
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         whole: Any = get_model_state_dict(self.scorer, options=options)
         # Tied weights have two names in a state dict
-        once = {name for name, _ in self.model.named_parameters()}
+        distinct = {name for name, _ in self.model.named_parameters()}
         return {
             name: value
             for key, value in whole.items()
-            if (name := key.removeprefix("model.")) in once
+            if (name := key.removeprefix("model.")) in distinct
         }
 
 

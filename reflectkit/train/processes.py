@@ -131,8 +131,8 @@ class Processes:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         whole: Any = get_model_state_dict(model, options=options)
         # Tied weights have two names in a state dict
-        once = {name for name, _ in model.named_parameters()}
-        return {name: value for name, value in whole.items() if name in once}
+        distinct = {name for name, _ in model.named_parameters()}
+        return {name: value for name, value in whole.items() if name in distinct}
 
     def wait(self) -> None:
         """Wait for all processes."""
@@ -169,9 +169,10 @@ def launch(stage: str, config: Any, run: Callable[[Any, Progress], Report]) -> R
     run: of the stage; it finds what they have finished. Raises ReflectkitError: the error of a
     process, or that it was killed.
     """
-    started, count = time.time(), config.processes
+    start_time, count = time.time(), config.processes
     values = {name: as_plain(value) for name, value in flat(config).items()} | {"processes": 1}
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+        # 1. A free port, the settings as a file, and the environment of the processes
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
         free.close()
@@ -179,17 +180,19 @@ def launch(stage: str, config: Any, run: Callable[[Any, Progress], Report]) -> R
         settings.write_text(
             json.dumps({name: value for name, value in values.items() if value is not None})
         )
-        shared = {
+        environment = {
             **os.environ,
             LAUNCHED: "1",
             "WORLD_SIZE": str(count),
             "LOCAL_WORLD_SIZE": str(count),
         }
-        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        shared |= {
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        environment |= {
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             "PYTHONSAFEPATH": "1",
         }
+
+        # 2. Start them, and wait until all have ended; the others have PATIENCE_S once one failed
         processes: list[subprocess.Popen[bytes]] = []
         codes: dict[int, int] = {}
         ends = math.inf
@@ -198,7 +201,7 @@ def launch(stage: str, config: Any, run: Callable[[Any, Progress], Report]) -> R
                 with Path(folder, str(rank)).open("wb") as log:
                     process = subprocess.Popen(
                         [sys.executable, "-m", "reflectkit", stage, "--config", str(settings)],
-                        env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                         stdin=subprocess.PIPE,
                         # Ctrl-C in a terminal is for this process, which passes it on
                         start_new_session=True,
@@ -216,15 +219,16 @@ def launch(stage: str, config: Any, run: Callable[[Any, Progress], Report]) -> R
             except KeyboardInterrupt:
                 for process in processes:
                     process.terminate()
-                for (
-                    process
-                ) in processes:  # until the present update is saved; again to stop at once
+                # Until the present update is saved; Ctrl-C again stops at once
+                for process in processes:
                     process.wait()
                 raise
         finally:
             for process in processes:
                 process.kill()
                 process.communicate()
+
+        # 3. The error of one that failed, or the report that the first one wrote
         failed = [
             _failure(f"{stage}: process {rank}", code, Path(folder, str(rank)))
             for rank, code in codes.items()
@@ -233,7 +237,7 @@ def launch(stage: str, config: Any, run: Callable[[Any, Progress], Report]) -> R
     if failed:
         raise next((error for error in failed if isinstance(error, ReflectkitError)), failed[0])
     report = run(with_values(config, processes=1, force=False), Quiet())
-    return replace(report, skipped=(report.folder / "report.json").stat().st_mtime < started)
+    return replace(report, skipped=(report.folder / "report.json").stat().st_mtime < start_time)
 
 
 def _failure(place: str, code: int, log: Path) -> Exception:
@@ -332,6 +336,6 @@ def shared_run(
             else None
         )
         facts = (own_run.folder, own_run.done, own_run.earlier_steps) if own_run else None
-        shared = processes.gather(facts)[0]
-        yield own_run or Run(stage, *shared)
+        facts_of_first = processes.gather(facts)[0]
+        yield own_run or Run(stage, *facts_of_first)
         processes.wait()

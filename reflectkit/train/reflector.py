@@ -75,8 +75,8 @@ async def by_return(
     episodes = [branch.episode for branch in branches]
     for number in range(config.comments):  # one after the other, since they have the same seeds
         replay = _Replay(agent, branches, number, config.temperature)
-        played = await play_all(episodes, make_env, replay, width=width, timeout_s=timeout_s)
-        for branch, trajectory in zip(branches, played, strict=True):
+        replays = await play_all(episodes, make_env, replay, width=width, timeout_s=timeout_s)
+        for branch, trajectory in zip(branches, replays, strict=True):
             comment = replay.comments.get(trajectory.seed)
             if comment is not None and trajectory.status is not Status.ABORTED:
                 reward = _return_from(trajectory, branch.turn, gamma)
@@ -173,6 +173,7 @@ class ReflectorTrainer:
         rate: the schedule's factor for the learning rate, 0 … 1. Raises DivergedError, see
         `Learner.update`.
         """
+        # 1. Long comments cost reward
         every = [comment for comments in compared for comment in comments]
         cost = self.config.length_cost
         charged = [
@@ -182,11 +183,13 @@ class ReflectorTrainer:
             ]
             for comments in compared
         ]
+        # 2. Advantages among the comments on one state, and an update
         rewards = [[comment.reward for comment in comments] for comments in charged]
         samples = rows(charged, advantages(rewards, self.normalize))
         figures = (
             self.learner.update(samples, chance, rate).figures if self.config.learning_rate else {}
         )
+        # 3. Figures
         alike = sum(max(row) - min(row) <= SPREAD for row in rewards)
         return {f"reflector_{name}": figures[name] for name in FIGURES if name in figures} | {
             "reflector_states": len(rewards),
@@ -238,23 +241,26 @@ def rows(
         ):
             continue
         for comment, advantage in zip(comments, row, strict=True):
-            own = RowBuilder(())
-            own.write(comment, advantage, comment.reward, None)
-            samples.append(own.sample(str(place), replayed=False))
+            builder = RowBuilder(())
+            builder.write(comment, advantage, comment.reward, None)
+            samples.append(builder.sample(str(place), replayed=False))
     return samples
 
 
 def visited(
-    played: Sequence[Trajectory], begun: Mapping[int, Episode], count: int, chance: random.Random
+    trajectories: Sequence[Trajectory],
+    episodes: Mapping[int, Episode],
+    count: int,
+    chance: random.Random,
 ) -> list[Branch]:
     """A turn of each of at most `count` of the episodes, drawn evenly; `played` all have turns.
-    begun: the episodes by their seeds.
+    episodes: the episodes by their seeds.
     """
-    chosen = chance.sample(list(played), min(count, len(played)))
-    return [Branch(begun[each.seed], each, chance.randrange(len(each.turns))) for each in chosen]
+    states = chance.sample(list(trajectories), min(count, len(trajectories)))
+    return [Branch(episodes[each.seed], each, chance.randrange(len(each.turns))) for each in states]
 
 
 def share_true(marks: Sequence[bool | None]) -> float | None:
     """The share of True among what is not None; None if there is nothing else."""
-    known = [mark for mark in marks if mark is not None]
-    return sum(known) / len(known) if known else None
+    branches = [mark for mark in marks if mark is not None]
+    return sum(branches) / len(branches) if branches else None

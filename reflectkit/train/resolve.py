@@ -131,8 +131,8 @@ def resolve_problems(config: RLConfig, progress: Progress) -> RLProblems:
     recorded: tuple[Trajectory, ...] = ()
     if config.recorded is not None and config.outcomes is not None:
         episodes, without = read_recorded(config.recorded, config.outcomes, config.env.kind.name)
-        known = pluralize(len(episodes), "decision")
-        progress.news(f"{config.recorded}: {known} with outcomes, {without:,} without")
+        decisions = pluralize(len(episodes), "decision")
+        progress.news(f"{config.recorded}: {decisions} with outcomes, {without:,} without")
         recorded = tuple(episodes)
     else:
         _play_once(config.setup, config.problems, with_problems[0], config.run.seed)
@@ -277,10 +277,12 @@ def _check_processes(config: RLConfig, processes: Processes) -> None:
     refuse(
         sharded and config.distill.weight, f"--distill-comments {config.distill.weight:g} {whole}"
     )
-    alone = "runs in one process; leave out torchrun or accelerate"
-    refuse(several and config.sampler.remote, f"--sampler {sampler} {alone}")
-    refuse(several and config.reflector_training.every, f"--train-reflector {alone}")
-    refuse(several and config.chat_reflector, f"--reflector {config.reflector.load_dir} {alone}")
+    one_process = "runs in one process; leave out torchrun or accelerate"
+    refuse(several and config.sampler.remote, f"--sampler {sampler} {one_process}")
+    refuse(several and config.reflector_training.every, f"--train-reflector {one_process}")
+    refuse(
+        several and config.chat_reflector, f"--reflector {config.reflector.load_dir} {one_process}"
+    )
 
 
 def _model_without_sft(problems: RLProblems, progress: Progress) -> ModelRef:
@@ -372,6 +374,7 @@ def _check_prompts(run: RLRun) -> None:
     Only its tokenizer and config are loaded, not its weights. Problems whose env fails are left
     out: their episodes will be ABORTED.
     """
+    # The policy's tokenizer and context, then the first problems of each level
     policy, setup, seed = run.policy, run.config.setup, run.config.run.seed
     answer = run.config.sampler.answer_of(policy)
     tokenizer, context = load_tokenizer(policy.text), context_of(policy.text)
@@ -382,6 +385,7 @@ def _check_prompts(run: RLRun) -> None:
                     observation, again = (result_of(env.reset(task, seed)) for _ in range(2))
                 except EnvironmentFailure:
                     continue
+            # A problem must begin alike each time, and its prompt and labels must fit
             if again != observation:
                 raise not_repeatable(setup.env_name, task.id, 0)
             tokens = len(prompt_ids(tokenizer, policy_prompt(observation, None, answer)))

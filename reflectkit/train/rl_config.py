@@ -77,10 +77,10 @@ def _offers_choices(values: Mapping[str, Any]) -> bool:
     """
     try:
         kind = env_class(str(values.get("env", "")))
-        own = {
+        settings = {
             leaf.name: values[leaf.name] for leaf in leaves(kind.Settings) if leaf.name in values
         }
-        return kind.action_kind(build(kind.Settings, own)) == "choice"
+        return kind.action_kind(build(kind.Settings, settings)) == "choice"
     except ReflectkitError:
         return False
 
@@ -352,9 +352,9 @@ class CurriculumConfig(Config):
         levels: list[tuple[str, ...]] = [(level,) for level in self.levels] or [(last,)]
         if self.merge_first_two:
             levels = [tuple(level for names in levels[:2] for level in names), *levels[2:]]
-        kept = self.merge_after or len(levels)
-        rest = tuple(level for names in levels[kept:] for level in names)
-        return [*levels[:kept], rest] if rest else levels
+        separate = self.merge_after or len(levels)
+        rest = tuple(level for names in levels[separate:] for level in names)
+        return [*levels[:separate], rest] if rest else levels
 
 
 def words_needed(model: str, env: str) -> str:
@@ -607,10 +607,10 @@ class RLConfig(Config):
         # 4. Settings of what is not there
         chat, comments = self.chat_reflector, reflector.load_dir
         of_comments = ("reflect_prob", "reflect_temperature", "swap_comments", "reflector_sampler")
-        paid = chat or self.engine.remote
+        has_price = chat or self.engine.remote
         for name in non_default(self, *OF_CHAT_MODELS):
             yield (
-                not (paid if name == "max_cost_usd" else chat),
+                not (has_price if name == "max_cost_usd" else chat),
                 f"{flag(name)} is for --reflector openai:MODEL; leave it out",
             )
         for name in non_default(self, *of_comments):
@@ -624,10 +624,10 @@ class RLConfig(Config):
         if self.distill.weight:
             yield from self._contradictions_of_distillation()
         else:
-            alone = (
+            advice = (
                 "--algo none learns from comments alone; add --distill-comments 1 and --reflector"
             )
-            yield self.algo.name == "none", alone
+            yield self.algo.name == "none", advice
         if comments == TEACHER:
             check_teacher(self.env.kind.teacher_type, self.setup.env_name, "comment")
 

@@ -95,11 +95,13 @@ def _explored(level: Level, seed: int) -> list[list[Observation]]:
     episode began.
     """
     episodes = [Episode(task, derive(seed, "explore", task.id)) for task in level.tasks[:EXPLORED]]
-    played = rollout(episodes, level.make, AnyAction(), width=min(EXPLORED, level.max_concurrency))
-    shown = [[turn.observation for turn in trajectory.turns] for trajectory in played]
-    for seen, trajectory in zip(shown, played, strict=True):
+    trajectories = rollout(
+        episodes, level.make, AnyAction(), width=min(EXPLORED, level.max_concurrency)
+    )
+    observations = [[turn.observation for turn in trajectory.turns] for trajectory in trajectories]
+    for row, trajectory in zip(observations, trajectories, strict=True):
         if trajectory.final and trajectory.unexecuted_decision:
-            seen.append(trajectory.final)
-    if not any(shown):
-        raise ConfigError(f"no episode of a random player began: {played[0].reason}")
-    return list(filter(None, shown))
+            row.append(trajectory.final)
+    if not any(observations):
+        raise ConfigError(f"no episode of a random player began: {trajectories[0].reason}")
+    return list(filter(None, observations))

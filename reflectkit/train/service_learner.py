@@ -213,7 +213,10 @@ class ServiceLearner(PolicyLearner):
         return self._stepped(figures, here)
 
     def _compare_choices(
-        self, minibatch: Sequence[Unit], known: Sequence[Sequence[float]], answer: Sequence[Sequence[float]]
+        self,
+        minibatch: Sequence[Unit],
+        known: Sequence[Sequence[float]],
+        answer: Sequence[Sequence[float]],
     ) -> None:
         """Report how far the log-probabilities of choices are from `known`, which may have been read to play. Raises
         MismatchError.
@@ -237,14 +240,14 @@ class ServiceLearner(PolicyLearner):
         policy, with nothing added to it. It reads them once instead of twice.
         """
         settings = self.settings
-        alone = (
+        has_policy_loss_only = (
             self.start is None
             and settings.mask == "none"
             and not settings.is_cap
             and not settings.target_kl
         )
         texts = all(not unit.choices and not samples[unit.rows[0]].replayed for unit in minibatch)
-        return self.clips and alone and texts
+        return self.clips and has_policy_loss_only and texts
 
     def _clipped_step(
         self,
@@ -257,6 +260,7 @@ class ServiceLearner(PolicyLearner):
         """A step by the service's clipped loss. rows, here, numbers: what is read, its samples and
         their places.
         """
+        # 1. What the service needs: the sampler's log-probabilities, and weighted advantages
         settings = self.settings
         shares = self._shares({number: sum(samples[number].loss_mask) for number in numbers})
         old, advantages = [], []
@@ -265,12 +269,14 @@ class ServiceLearner(PolicyLearner):
             old.append(list(sample.logprobs[1:]))
             columns = zip(sample.advantages[1:], sample.loss_mask[1:], strict=True)
             advantages.append([share * value * trained for value, trained in columns])
+        # 2. Its loss and gradients
         clip = (1 - settings.clip, 1 + (settings.clip_high or settings.clip))
         logprobs = run_sync(self.adapter.clipped_backward(rows, old, advantages, clip))
         checks.rows(rows, logprobs, self.url)
         scored = scored_rows(
             samples, minibatch, [torch.tensor(row) for row in logprobs], settings.temperature
         )
+        # 3. Our figures of the same tokens, then the step
         fresh = sum(sum(samples[number].loss_mask) for number in numbers)
         _, figures = self._loss(samples, scored, None, shares, fresh)
         if self._changes is not None:
@@ -323,16 +329,16 @@ def scored_rows(
     for unit in minibatch:
         starts.append(start)
         start += max(1, len(unit.choices))
-    chosen = [number for number, unit in enumerate(minibatch) if unit.choices]
-    written = [number for number, unit in enumerate(minibatch) if not unit.choices]
+    with_choices = [number for number, unit in enumerate(minibatch) if unit.choices]
+    with_text = [number for number, unit in enumerate(minibatch) if not unit.choices]
     parts: list[Scored] = []
 
     # 1. Choices: a softmax over the tokens that may come next, wherever labels part
-    if chosen:
-        tries = [trie(minibatch[number].choices) for number in chosen]
+    if with_choices:
+        tries = [trie(minibatch[number].choices) for number in with_choices]
         nodes: list[torch.Tensor] = []
         roots: list[int] = []
-        for number, tree in zip(chosen, tries, strict=True):
+        for number, tree in zip(with_choices, tries, strict=True):
             unit, first = minibatch[number], starts[number]
             roots.append(len(nodes))
             for places in label_places(tree, unit.choices):
@@ -344,18 +350,18 @@ def scored_rows(
             nodes, batch_first=True, padding_value=-math.inf
         )
         logprobs_UK = along_paths(logprobs_NC, tries, roots)
-        hidden_UD = logprobs_UK.new_zeros(len(chosen), 0)
+        hidden_UD = logprobs_UK.new_zeros(len(with_choices), 0)
         parts.append(
             scored_choices(
-                samples, [minibatch[number] for number in chosen], logprobs_UK, hidden_UD
+                samples, [minibatch[number] for number in with_choices], logprobs_UK, hidden_UD
             )
         )
 
     # 2. Texts
-    if written:
+    if with_text:
         places = [
             (number, place)
-            for number in written
+            for number in with_text
             for place, is_trained in enumerate(samples[minibatch[number].rows[0]].loss_mask)
             if is_trained
         ]
@@ -365,6 +371,8 @@ def scored_rows(
         parts.append(
             Scored(rows, [place for _, place in places], tokens_N, zeros_N, none_N0, none_N0)
         )
+
+    # 3. Both, where a minibatch has both
     if len(parts) == 1:
         return parts[0]
     choices, texts = parts

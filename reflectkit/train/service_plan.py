@@ -26,7 +26,7 @@ from reflectkit.seeding import derive
 from reflectkit.train.meter import READ, SAMPLED, TRAINED, Meter
 from reflectkit.train.resolve import RLRun
 
-PLAYED = 16
+SAMPLED_PROBLEMS = 16
 """Problems of each level that are played."""
 
 
@@ -49,20 +49,21 @@ def service_plan(run: RLRun, progress: Progress) -> Report:
     texts = 0
     for level in run.problems.levels:
         episodes = [
-            Episode(task, derive(config.run.seed, "plan", task.id)) for task in level.tasks[:PLAYED]
+            Episode(task, derive(config.run.seed, "plan", task.id))
+            for task in level.tasks[:SAMPLED_PROBLEMS]
         ]
-        width = min(PLAYED, level.max_concurrency)
-        played = [
+        width = min(SAMPLED_PROBLEMS, level.max_concurrency)
+        trajectories = [
             (number, trajectory)
             for number, player in enumerate(players)
             for trajectory in rollout(episodes, level.make, player, width=width)
         ]
-        for number, trajectory in played:
-            shown = [turn.observation for turn in trajectory.turns]
-            if not shown and trajectory.final is not None:
-                shown = [trajectory.final]
-            steps[number].append(len(shown))
-            for observation in shown:
+        for number, trajectory in trajectories:
+            observations = [turn.observation for turn in trajectory.turns]
+            if not observations and trajectory.final is not None:
+                observations = [trajectory.final]
+            steps[number].append(len(observations))
+            for observation in observations:
                 prompt = prompt_ids(tokenizer, policy_prompt(observation, None, answer))
                 allowance = COMMENT_TOKENS if run.reflector is not None else 0
                 if observation.choices:
@@ -80,15 +81,15 @@ def service_plan(run: RLRun, progress: Progress) -> Report:
 
     # 2. Tokens of all updates
     decisions = config.max_steps * config.episodes * max(1.0, *map(fmean, steps))
-    written = config.policy.max_new_tokens * texts / len(read)
+    tokens_a_text = config.policy.max_new_tokens * texts / len(read)
     passes = float(config.algo.epochs * (2 if config.algo.kl else 1))
     if not texts:  # the choices of the first minibatch were read to play
         an_update = decisions / config.max_steps
         passes -= min(1.0, config.algo.minibatch / an_update)
-    row = fmean(read) + written
+    row = fmean(read) + tokens_a_text
     tokens = {
         READ: fmean(read) + passes * row,
-        SAMPLED: written,
+        SAMPLED: tokens_a_text,
         TRAINED: config.algo.epochs * row,
     }
     if on_service:

@@ -43,7 +43,7 @@ def tracking(names: Sequence[str], folder: Path, settings: Mapping[str, Any]) ->
         return
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-    shown = {
+    plain = {
         name: value for name, value in settings.items() if isinstance(value, str | int | float)
     }
     trackers: list[Any] = []
@@ -61,7 +61,7 @@ def tracking(names: Sequence[str], folder: Path, settings: Mapping[str, Any]) ->
             ) from None
         # TensorBoard would put the settings into a run of their own; config.json has them
         if not in_folder:
-            tracker.store_init_configuration(shown)
+            tracker.store_init_configuration(plain)
         trackers.append(tracker)
 
     def log(figures: Mapping[str, Any], step: int) -> None:
@@ -144,7 +144,10 @@ class LoraConfig(Config):
     @override
     def contradictions(self) -> Iterator[Rule]:
         for name in non_default(self):
-            yield not self.r, f"{flag(name)} is a setting of a new adapter; add --lora-r, or leave it out"
+            yield (
+                not self.r,
+                f"{flag(name)} is a setting of a new adapter; add --lora-r, or leave it out",
+            )
 
 
 class CheckpointConfig(Config):

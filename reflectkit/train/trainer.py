@@ -1,7 +1,8 @@
 """The trainer: each update draws problems, plays them, estimates advantages, and updates the
 policy.
 
-`Learner` does the last, `AlgorithmConfig` the one before, and `play_all` the playing. `train.build`
+`Trainer.train_step` is one update. `rollouts.episode.play_all` plays, `AlgorithmConfig.estimate`
+computes the advantages (`train/advantages.py`), and a `Learner` changes the weights. `train.build`
 makes a trainer.
 """
 
@@ -58,11 +59,11 @@ class ReplayBuffer(deque[Trajectory]):
     def __init__(self, size: int) -> None:
         super().__init__(maxlen=size)
 
-    def add(self, played: Iterable[Trajectory]) -> None:
+    def add(self, trajectories: Iterable[Trajectory]) -> None:
         """Keep those of `played` that succeeded; ABORTED ones never did."""
         self.extend(
             episode
-            for episode in played
+            for episode in trajectories
             if episode.success and episode.status is not Status.ABORTED
         )
 
@@ -119,12 +120,10 @@ class Trainer:
         processes: Processes | None = None,
         reflector_trainer: ReflectorTrainer | None = None,
     ) -> None:
-        self.config, self.agent, self.learner, self.reflector_trainer = (
-            config,
-            agent,
-            learner,
-            reflector_trainer,
-        )
+        self.config = config
+        self.agent = agent
+        self.learner = learner
+        self.reflector_trainer = reflector_trainer
         self.processes = processes or Processes()
         self.replay = ReplayBuffer(config.algo.replay_size)
         self.novelty = Novelty(config.algo.novelty)
@@ -136,13 +135,13 @@ class Trainer:
         self.rollouts: AsyncRollouts | None = None
         self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
         self._published: int | None = None
-        self._told: set[str] = set()  # what went wrong in an update, and is told the first time
+        # What went wrong in an update, and is told the first time
+        self._told: set[str] = set()
         self._tool_errors = ToolErrors(learner.notify)
         self.recorded: Sequence[Trajectory] = ()
         """Episodes of an earlier policy to learn from, instead of playing."""
-        self._begun: dict[
-            int, Episode
-        ] = {}  # the latest episodes, before they were played, by their seeds
+        # The latest episodes, before they were played, by their seeds
+        self._episodes: dict[int, Episode] = {}
         self._drawn: tuple[Level | None, int, list[Task]] = (None, 0, [])
         for sampler in self._local_samplers() if self.processes.count > 1 else ():
             sampler.reads = {}
@@ -154,76 +153,63 @@ class Trainer:
         Raises EnvironmentFailure: every episode was ABORTED. ConfigError: a tool's code always
         fails. DivergedError, MismatchError: see `Learner.update`.
         """
-        started = time.perf_counter()
-        before = self._counts()
+        start_s = time.perf_counter()
+        counts_before = self._counts()
         for sampler in self._local_samplers():
             if sampler.reads is not None:
                 sampler.reads.clear()
+
+        # 1. The curriculum's level
         planned = self.config.planned_steps(self.step)
         if self.curriculum.begin(self.step, planned):
             self.replay.clear()
         level = self.config.levels[self.curriculum.level]
+
+        # 2. Play with the present weights, or take what was played ahead
         self._publish()
         self.playing = True
-        played, ages = (
-            self._play_ahead() if self.config.staleness.max_staleness else (self._play(level), {})
-        )
-        written_twice = self._share_comments()
-        counts = [after - earlier for after, earlier in zip(self._counts(), before, strict=True)]
-        tokens, asked, hits = (
-            sum(column) for column in zip(*self.processes.gather(counts), strict=True)
-        )
-        tokens -= self._tokens_read_twice()
-        if self.processes.sharded:  # all have asked for all comments
-            _, asked, hits = counts
+        ages: dict[str, float] = {}
+        if self.config.staleness.max_staleness:
+            trajectories, ages = self._play_ahead()
         else:
-            hits += written_twice
-        played_s = time.perf_counter() - started
+            trajectories = self._play(level)
+        tokens, requests, hits = self._usage(counts_before)
+        rollout_s = time.perf_counter() - start_s
+        self._check(trajectories)
 
-        failed = [trajectory for trajectory in played if trajectory.status is Status.ABORTED]
-        engine_failed = any(not trajectory.reason.startswith(UNSCORED) for trajectory in failed)
-        if len(failed) == len(played) and engine_failed:
-            raise EnvironmentFailure(
-                f"every episode of update {self.step + 1} was aborted ({len(played)}):"
-                f" {failed[0].reason}; a larger --episodes makes that rarer"
-            )
-        if broken := broken_tool(played):
-            raise ConfigError(f"update {self.step + 1}: {broken}")
-        self._check_comments(played)
-        cut = [
-            trajectory
-            for trajectory in played
-            if trajectory.status is Status.TRUNCATED and trajectory.reason
-        ]
-        if cut:
-            self._tell_once(
-                "ended early", len(cut), pluralize(len(played), "episode"), cut[0].reason
-            )
-        fresh, old = batch.trainable(played), list(self.replay)
+        # 3. Advantages and rows
+        fresh, old = batch.trainable(trajectories), list(self.replay)
         samples, estimates = self._rows(fresh, old)
         self.latest = list(zip(fresh, estimates.advantages, strict=False))
+
+        # 4. Learn
         optim = self.config.optim
         rate = learning_rate_factor(optim.schedule, self.step, planned, optim.warmup_steps or 0)
         self.playing = False
-        figures = self.learner.update(
-            samples, generator(self.config.seed, "update", self.step), rate
-        ).figures
+        shuffle = generator(self.config.seed, "update", self.step)
+        figures = self.learner.update(samples, shuffle, rate).figures
         self.replay.add(fresh)
-        overall = summary(played)
+        overall = summary(trajectories)
         self.curriculum.end(overall.get("success_rate", 0.0))
         self.step += 1
-        self.counters["episodes"] += len(played)
-        self.counters["decisions"] += sum(len(trajectory.turns) for trajectory in played)
-        self.counters["aborted"] += sum(
-            trajectory.status is Status.ABORTED for trajectory in played
-        )
+        self.counters["episodes"] += len(trajectories)
+        for trajectory in trajectories:
+            self.counters["decisions"] += len(trajectory.turns)
+            self.counters["aborted"] += trajectory.status is Status.ABORTED
         tokens += sum(len(sample.tokens) for sample in samples)
+
+        # 5. The reflector's turn, if it learns too
         reflector_figures: dict[str, Any] = {}
         if self.reflector_trainer is not None and self.reflector_trainer.is_due(self.step):
             reflector_figures = self._train_reflector(self.reflector_trainer, level, rate)
             tokens += reflector_figures["reflector_turn_tokens"]
-        seconds = time.perf_counter() - started
-        groups, dropped = len({trajectory.group for trajectory in fresh}), estimates.dropped
+
+        # 6. The row of figures
+        seconds = time.perf_counter() - start_s
+        groups = len({trajectory.group for trajectory in fresh})
+        without_spread = None
+        if groups and estimates.dropped is not None:
+            without_spread = len(estimates.dropped) / groups
         row = {
             "step": self.step,
             "level": level.name,
@@ -233,26 +219,56 @@ class Trainer:
             **reflector_figures,
             **ages,
             **(_comments(fresh, samples) if self.config.distill.weight else {}),
-            "reflector_cache_hits": hits / asked if asked else None,
+            "reflector_cache_hits": hits / requests if requests else None,
             "rows": len(samples),
             "replayed_episodes": len(old),
-            "groups_without_spread": len(dropped) / groups
-            if groups and dropped is not None
-            else None,
+            "groups_without_spread": without_spread,
             "tokens": tokens,
             "tokens_per_second": round(tokens / seconds, 1),
-            "episodes_per_second": round(len(played) / seconds, 3),
-            "rollout_seconds": round(played_s, 3),
-            "update_seconds": round(seconds - played_s, 3),
+            "episodes_per_second": round(len(trajectories) / seconds, 3),
+            "rollout_seconds": round(rollout_s, 3),
+            "update_seconds": round(seconds - rollout_s, 3),
         }
-        texts = [
-            turn.decision for each in played for turn in each.turns if not turn.observation.choices
-        ]
+        texts: list[Decision] = []
+        for trajectory in trajectories:
+            texts += [turn.decision for turn in trajectory.turns if not turn.observation.choices]
         if texts:
             row["answer_tokens"] = statistics.fmean(len(text.token_ids) for text in texts)
             row["cut_answers"] = statistics.fmean(text.cut for text in texts)
             self._tell_of_cut_answers(sum(text.cut for text in texts), len(texts))
-        return row | env_figures(played)
+        return row | env_figures(trajectories)
+
+    def _usage(self, counts_before: Sequence[int]) -> tuple[int, int, int]:
+        """(tokens processed, comments requested, comments that were in the memo) by all processes
+        since `counts_before`, of this process. Shares new comments among them.
+        """
+        duplicates = self._share_comments()
+        counts = [now - before for now, before in zip(self._counts(), counts_before, strict=True)]
+        columns = zip(*self.processes.gather(counts), strict=True)
+        tokens, requests, hits = (sum(column) for column in columns)
+        tokens -= self._tokens_read_twice()
+        if self.processes.sharded:  # each has requested all comments
+            return tokens, counts[1], counts[2]
+        return tokens, requests, hits + duplicates
+
+    def _check(self, trajectories: Sequence[Trajectory]) -> None:
+        """Raises EnvironmentFailure or ConfigError where there is nothing to learn from; reports
+        the first episodes that ended early, and the first comments that cannot be distilled.
+        """
+        failed = [each for each in trajectories if each.status is Status.ABORTED]
+        engine_failed = any(not trajectory.reason.startswith(UNSCORED) for trajectory in failed)
+        if len(failed) == len(trajectories) and engine_failed:
+            raise EnvironmentFailure(
+                f"every episode of update {self.step + 1} was aborted ({len(trajectories)}):"
+                f" {failed[0].reason}; a larger --episodes makes that rarer"
+            )
+        if broken := broken_tool(trajectories):
+            raise ConfigError(f"update {self.step + 1}: {broken}")
+        self._check_comments(trajectories)
+        early = [each for each in trajectories if each.status is Status.TRUNCATED and each.reason]
+        if early:
+            episodes = pluralize(len(trajectories), "episode")
+            self._tell_once("ended early", len(early), episodes, early[0].reason)
 
     def _tell_of_cut_answers(self, cut: int, answers: int) -> None:
         """Report that most answers have no end, in the first update in which it is so."""
@@ -271,11 +287,11 @@ class Trainer:
             for state in reflector.new_comments():
                 reflector.memo.pop(state, None)
 
-    def _check_comments(self, played: Sequence[Trajectory]) -> None:
+    def _check_comments(self, trajectories: Sequence[Trajectory]) -> None:
         """Raises EnvironmentFailure if comments are to be distilled and none can be; reports the
         first such ones.
         """
-        hints, skipped = _hints(played)
+        hints, skipped = _hints(trajectories)
         why = next((decision.hint_failure for decision in skipped if decision.hint_failure), "")
         if why and len(skipped) == len(hints):
             raise EnvironmentFailure(
@@ -295,11 +311,11 @@ class Trainer:
     def validate(self, level: Level) -> dict[str, Any]:
         """Figures of `play_greedily`, as of an update, named `validation_…`."""
         self.playing = True
-        played = self.play_greedily(level)
+        trajectories = self.play_greedily(level)
         self.playing = False
-        if played and all(trajectory.status is Status.ABORTED for trajectory in played):
+        if trajectories and all(trajectory.status is Status.ABORTED for trajectory in trajectories):
             return {"validation_aborted": 1.0}
-        figures = summary(played) | env_figures(played)
+        figures = summary(trajectories) | env_figures(trajectories)
         return {f"validation_{name}": value for name, value in figures.items()}
 
     def play_greedily(self, level: Level, *, show: bool = False) -> list[Trajectory]:
@@ -311,9 +327,9 @@ class Trainer:
         if greedy.distills:  # the policy is to act without comments
             greedy.commentator = None
         self._publish()
-        played = self._play_all(validation_episodes(level, self.config.seed), level, greedy)
+        trajectories = self._play_all(validation_episodes(level, self.config.seed), level, greedy)
         self._share_comments()
-        return played
+        return trajectories
 
     def close(self) -> None:
         """Stop playing ahead."""
@@ -356,7 +372,7 @@ class Trainer:
         first = self.step * self.config.groups
         groups = [self._group(number) for number in range(first, first + self.config.groups)]
         episodes = [episode for group in groups for episode in group.episodes]
-        self._begun = {episode.seed: episode for episode in episodes}
+        self._episodes = {episode.seed: episode for episode in episodes}
         return self._play_all(episodes, level, self.agent, valued=True)
 
     def _play_ahead(self) -> tuple[list[Trajectory], dict[str, float]]:
@@ -373,12 +389,14 @@ class Trainer:
                 timeout_s=limits.episode_timeout_s,
                 step=self.step,
             )
-        played = self.rollouts.take(self.step)
-        for trajectory in played:
+        trajectories = self.rollouts.take(self.step)
+        for trajectory in trajectories:
             self._tool_errors.see(trajectory)
-        versions = [turn.decision.version for trajectory in played for turn in trajectory.turns]
+        versions = [
+            turn.decision.version for trajectory in trajectories for turn in trajectory.turns
+        ]
         ages = [self.step - version for version in versions if version is not None]
-        return self.learner.valued(played), {
+        return self.learner.valued(trajectories), {
             "staleness": statistics.fmean(ages) if ages else 0.0,
             "staleness_max": max(ages, default=0),
             "groups_ahead": self.rollouts.waiting,
@@ -390,8 +408,7 @@ class Trainer:
         """`episodes` in their order, played by all processes. valued: with the critic's values of
         their decisions.
         """
-        # Then all play all episodes in lockstep and share the scoring
-        sharded = self.processes.sharded
+        sharded = self.processes.sharded  # all play all episodes in lockstep and share the scoring
         share = episodes if sharded else self.processes.share(episodes)
         timeout_s = self.config.staleness.episode_timeout_s
         playing = play_all(
@@ -402,11 +419,10 @@ class Trainer:
             timeout_s=timeout_s,
             on_end=self._tool_errors.see,
         )
-        # In the loop that plays, which alone uses the models of this process meanwhile
-        if self.rollouts is not None:
+        if self.rollouts is not None:  # its event loop alone may use this process's models
             return self.rollouts.result(playing)
         mine = run_sync(playing)
-        # Memory for the update, and a resumed run has nothing kept either
+        # Free memory for the update; a resumed run has no cached prompts either
         for sampler in self._local_samplers():
             sampler.forget()
         if valued:
@@ -438,14 +454,15 @@ class Trainer:
         total = 0
         for sampler in self._local_samplers():
             shares = self.processes.gather(sampler.reads)
-            once = {request: tokens for share in shares for request, tokens in share.items()}
-            total += sum(sum(share.values()) for share in shares) - sum(once.values())
+            distinct = {request: tokens for share in shares for request, tokens in share.items()}
+            total += sum(sum(share.values()) for share in shares) - sum(distinct.values())
         return total
 
     def _rows(
         self, fresh: Sequence[Trajectory], old: Sequence[Trajectory]
     ) -> tuple[list[Sample], Estimates]:
         """Training rows of fresh and replayed episodes, without those of groups without spread."""
+        # 1. The critic's values; those of replayed episodes are computed anew
         values: list[list[float]] | None = None
         if self.learner.has_critic:
             values = [
@@ -454,21 +471,24 @@ class Trainer:
             prompts = [turn.decision.prompt_ids for trajectory in old for turn in trajectory.turns]
             current = iter(self.learner.values(prompts))
             values += [[next(current) for _ in trajectory.turns] for trajectory in old]
+
+        # 2. Advantages, over the whole batch
         estimates = self.config.algo.estimate(fresh, old, values or [])
         weight = self.novelty.weight_at(self.step, self.config.planned_steps(self.step))
         estimates = self.novelty.added_to(estimates, fresh, weight)
-        played = [*fresh, *old]
+
+        # 3. Rows of the episodes that teach something, by reward or by a comment
+        trajectories = [*fresh, *old]
         distill = self.config.distill
         solved = {trajectory.group for trajectory in fresh if trajectory.success}
-        offered = {
-            turn.observation.choices for trajectory in played for turn in trajectory.turns
+        choice_sets = {
+            turn.observation.choices for trajectory in trajectories for turn in trajectory.turns
         } - {()}
-        labels_of = {choices: self.agent.labels(choices) for choices in offered}
+        labels_of = {choices: self.agent.labels(choices) for choices in choice_sets}
         samples: list[Sample] = []
-        for number, trajectory in enumerate(played):
-            taught = bool(distill.weight) and (
-                distill.comments_on == "all" or trajectory.group not in solved
-            )
+        for number, trajectory in enumerate(trajectories):
+            is_hard = distill.comments_on == "all" or trajectory.group not in solved
+            taught = bool(distill.weight) and is_hard
             rewarded = trajectory.group not in (estimates.dropped or ())
             if taught or rewarded:
                 samples += batch.rows(
@@ -491,16 +511,15 @@ class Trainer:
 
         What was scored or commented in it is forgotten, as it is in a run that is resumed after it.
         """
-        reflector, turns, seed = (
-            self.agent.reflector,
-            trainer.config,
-            derive(self.config.seed, "reflector", self.step),
-        )
+        reflector, turns = self.agent.reflector, trainer.config
+        seed = derive(self.config.seed, "reflector", self.step)
         assert reflector is not None
+
+        # 1. States of the latest episodes, each continued after several comments
         self._publish()
         read = self.agent.policy.tokens + reflector.sampler.tokens
-        played = [trajectory for trajectory, _ in self.latest]
-        branches = visited(played, self._begun, turns.states, generator(seed, "states"))
+        trajectories = [trajectory for trajectory, _ in self.latest]
+        branches = visited(trajectories, self._episodes, turns.states, generator(seed, "states"))
         compared = run_sync(
             by_return(
                 self.agent,
@@ -513,6 +532,8 @@ class Trainer:
             )
         )
         read = self.agent.policy.tokens + reflector.sampler.tokens - read
+
+        # 2. Learn which comments did more; both models' memories are out of date then
         comments = [state.comments for state in compared]
         figures = trainer.learn(comments, generator(seed, "update"), rate)
         trainer.learner.publish(reflector.sampler, self.step)
@@ -542,30 +563,30 @@ class Trainer:
         )
 
 
-def _hints(played: Iterable[Trajectory]) -> tuple[list[Decision], list[Decision]]:
+def _hints(trajectories: Iterable[Trajectory]) -> tuple[list[Decision], list[Decision]]:
     """The decisions of `played` with a comment to distill; and those of them whose comment was
     empty, unusable, or too long for the policy's context.
     """
     hints = [
         turn.decision
-        for trajectory in played
+        for trajectory in trajectories
         for turn in trajectory.turns
         if turn.decision.hint is not None
     ]
     return hints, [decision for decision in hints if not decision.hint_prompt_ids]
 
 
-def _comments(played: Sequence[Trajectory], samples: Sequence[Sample]) -> dict[str, int]:
+def _comments(trajectories: Sequence[Trajectory], samples: Sequence[Sample]) -> dict[str, int]:
     """How many decisions of `samples` have a comment to learn from, and how many comments of
     `played` were skipped.
     """
     return {
         "commented_decisions": sum(sum(map(bool, sample.commented)) for sample in samples),
-        "comments_skipped": len(_hints(played)[1]),
+        "comments_skipped": len(_hints(trajectories)[1]),
     }
 
 
-OURS = frozenset({
+OUR_FIGURES = frozenset({
     "step", "level", "episodes", "success_rate", "return", "return_std", "episode_steps", "aborted", "loss", "entropy",
     "value_loss", "kl_to_start", "kl", "ratio_deviation", "gradient_norm", "gradient_steps",
     "logprob_difference_mean", "logprob_difference_max", "effective_sample_size", "rows", "replayed_episodes",
@@ -574,12 +595,12 @@ OURS = frozenset({
     "states_without_spread", "comments_true", "sampled_comments_true", "divergence", "commented_decisions",
     "comments_skipped", "masked",
 })  # fmt: skip
-"""Names that rows have of their own."""
+"""Names of our figures in a row."""
 PREFIXES = ("validation_", "reflector_", "env_")
 """Names that begin so are ours, too."""
 
 
-def env_figures(played: Sequence[Trajectory]) -> dict[str, Any]:
+def env_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """The means over episodes of the env's `info["figures"]`, and their names as NAMED; {} if it
     reported none. A figure whose name is ours is called `env_NAME`.
 
@@ -587,30 +608,32 @@ def env_figures(played: Sequence[Trajectory]) -> dict[str, Any]:
     episodes cut off before they reported a figure count 0.
     """
     by_episode = [
-        trajectory.figures for trajectory in played if trajectory.status is not Status.ABORTED
+        trajectory.figures for trajectory in trajectories if trajectory.status is not Status.ABORTED
     ]
     means = {
-        f"env_{name}" if name in OURS or name.startswith(PREFIXES) else name: statistics.fmean(
-            episode.get(name, 0.0) for episode in by_episode
-        )
+        f"env_{name}"
+        if name in OUR_FIGURES or name.startswith(PREFIXES)
+        else name: statistics.fmean(episode.get(name, 0.0) for episode in by_episode)
         for name in dict.fromkeys(name for episode in by_episode for name in episode)
     }
     return means | {NAMED: list(means)} if means else {}
 
 
-def summary(played: Sequence[Trajectory]) -> dict[str, float]:
+def summary(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Means of success, where the env reports it, return and steps over episodes that were not
     ABORTED, the standard deviation of the return, and the share that were ABORTED.
     """
-    counted = [trajectory for trajectory in played if trajectory.status is not Status.ABORTED]
-    share = max(1, len(counted))
-    returns = [trajectory.total_return for trajectory in counted]
+    finished = [
+        trajectory for trajectory in trajectories if trajectory.status is not Status.ABORTED
+    ]
+    share = max(1, len(finished))
+    returns = [trajectory.total_return for trajectory in finished]
     success = {}
-    if reports_success((trajectory.status, trajectory.reported_success) for trajectory in counted):
-        success = {"success_rate": sum(trajectory.success for trajectory in counted) / share}
+    if reports_success((trajectory.status, trajectory.reported_success) for trajectory in finished):
+        success = {"success_rate": sum(trajectory.success for trajectory in finished) / share}
     return success | {
         "return": sum(returns) / share,
         "return_std": statistics.pstdev(returns) if returns else 0.0,
-        "episode_steps": sum(len(trajectory.turns) for trajectory in counted) / share,
-        "aborted": 1 - len(counted) / max(1, len(played)),
+        "episode_steps": sum(len(trajectory.turns) for trajectory in finished) / share,
+        "aborted": 1 - len(finished) / max(1, len(trajectories)),
     }

@@ -62,8 +62,15 @@ def test_texts_are_written_as_alone(model: GPTNeoForCausalLM, longer: int) -> No
     draw = random.Random(2)
     rows = [[draw.randrange(10, VOCABULARY) for _ in range(longer)] + prompt for prompt in prompts()]
     kept = PrefixCache()
-    decode(model, [row[: longer + 5] for row in rows], pad_id=PAD, stop_ids=frozenset(), max_new_tokens=1, kept=kept)
-    written = decode(model, rows, pad_id=PAD, stop_ids=frozenset(), max_new_tokens=12, kept=kept)
+    decode(
+        model,
+        [row[: longer + 5] for row in rows],
+        pad_id=PAD,
+        stop_ids=frozenset(),
+        max_new_tokens=1,
+        prefix_cache=kept,
+    )
+    written = decode(model, rows, pad_id=PAD, stop_ids=frozenset(), max_new_tokens=12, prefix_cache=kept)
     for prompt, line in zip(rows, written, strict=True):
         for place, token in enumerate(line.token_ids):
             expected = after(model, [*prompt, *line.token_ids[:place]])

@@ -215,7 +215,7 @@ def written(
     model: Any, prompts: list[list[int]], kept: PrefixCache | None = None, **settings: Any
 ) -> list[GeneratedText]:
     options = {"max_new_tokens": 12, "temperature": 0.9, "seeds": range(len(prompts)), "width": 4} | settings
-    return decode(model, prompts, pad_id=1, stop_ids=frozenset([3]), kept=kept, **options)
+    return decode(model, prompts, pad_id=1, stop_ids=frozenset([3]), prefix_cache=kept, **options)
 
 
 def check_same(rows: list[GeneratedText], fresh: list[GeneratedText], rounding: float = 1e-5) -> None:
