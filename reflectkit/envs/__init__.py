@@ -33,7 +33,6 @@ from reflectkit.types import Task
 
 ENVS = {
     "taxi": "reflectkit.envs.taxi:Taxi",
-    "taxi-maps": "reflectkit.envs.taxi:TaxiMaps",
     "corridor": "reflectkit.envs.corridor:Corridor",
     "auto_explore": "reflectkit.envs.auto_explore.env:AutoExplore",
     "memory": "reflectkit.envs.memory.env:Memory",

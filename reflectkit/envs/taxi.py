@@ -1,6 +1,5 @@
-"""DangerousTaxi: gymnasium's Taxi-v4 as a text map, in which an action that changes nothing is
-fatal. `taxi` has Taxi-v4's map of 5 x 5 cells, `taxi-maps` 310 maps of 7 x 7 cells, for tests on
-maps that a policy has never seen.
+"""DangerousTaxi: gymnasium's Taxi-v4 as a text map of 5 x 5 cells, in which an action that changes
+nothing is fatal.
 
 Departs from the Reflect-RL code: the oracle is one reverse breadth-first search over all states
 (not copies of the env), every episode is seeded, and nothing is kept across a reset.
@@ -8,9 +7,7 @@ Departs from the Reflect-RL code: the oracle is one reverse breadth-first search
 Observation
     One line of rules, the map, the last move. `T` taxi, `P` passenger, `D` destination, `O` taxi on
     the waiting passenger, `X` taxi with the passenger aboard, `|` wall. A `D` that is not seen is
-    under the taxi, so the map alone determines the state. `taxi-maps` also shows the other stands,
-    `S`, and writes a wall as a small letter, or `|` for `.`, in the cell to its west: each cell is
-    then one sign, at the same place of the text on every map.
+    under the taxi, so the map alone determines the state.
 Choices
     Taxi-v4's six, in its order: south, north, east, west, pickup, dropoff.
 Reward
@@ -23,21 +20,19 @@ Episode end
     allowed, as in Taxi-v4.
 Source
     Taxi: Dietterich 2000, JAIR 13, as in gymnasium 1.4; the rules above: Reflect-RL, arXiv
-    2402.12621. The maps of `taxi-maps` are our own: six walls of two to four cells, and any cell
-    can be reached.
+    2402.12621.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
-from reflectkit.config import Config, NoSettings, option
+from reflectkit.config import Config, option
 from reflectkit.env import LIKELY, SUCCEEDS, ChoiceEnv, Taskset, Teacher, task_int
-from reflectkit.seeding import generator
 from reflectkit.types import StateQuestion, Task
 
 STEP, FATAL, BONUS = -1 / 20, -10 / 20, 20 / 20
@@ -47,9 +42,6 @@ PICKUP, DROPOFF = 4, 5
 ACTIONS = ("south", "north", "east", "west", "pickup", "dropoff")
 MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1))  # rows and columns that the first four actions add
 LEVELS = ("pickup", "dropoff", "full")
-MAPS, MAPS_SIDE = 310, 7  # `split --ratio 20:1:10` trains on 200 maps and tests on 100
-STARTS = 4  # problems on a map
-SEGMENTS, SHORTEST, LONGEST = 6, 2, 4  # walls of a map, and their lengths in cells
 
 WHERE = ("Taxi at {taxi}.", "The taxi is at {taxi}.")
 WRONG = (
@@ -223,24 +215,6 @@ TAXI_V4 = Map(
 )
 
 
-@lru_cache(maxsize=1024)
-def drawn(number: int) -> Map:
-    """Map `number` of `taxi-maps`. No wall closes a whole column, and north and south are never
-    closed, so any cell can be reached.
-    """
-    chance = generator(0, "taxi-maps", number)
-    walls: set[Cell] = set()
-    for _ in range(SEGMENTS):
-        column, length = chance.randrange(MAPS_SIDE - 1), chance.randint(SHORTEST, LONGEST)
-        first = chance.randrange(MAPS_SIDE - length + 1)
-        longer = walls | {(row, column) for row in range(first, first + length)}
-        # Some row of the column stays open, or else the map would be in two parts
-        if any((row, column) not in longer for row in range(MAPS_SIDE)):
-            walls = longer
-    cells = [(row, column) for row in range(MAPS_SIDE) for column in range(MAPS_SIDE)]
-    return Map(MAPS_SIDE, tuple(chance.sample(cells, STANDS)), frozenset(walls))
-
-
 class TaxiTasks(Taskset):
     """The problems of `Taxi`."""
 
@@ -281,37 +255,8 @@ class TaxiTasks(Taskset):
         return f"start-{task.data.get('state', task.id)}"
 
 
-class TaxiMapsTasks(TaxiTasks):
-    """The problems of `TaxiMaps`."""
-
-    def tasks(self, level: str) -> list[Task]:
-        """Four starts on each of the 310 maps; "dropoff" starts where an oracle's pickup leads,
-        each state once.
-        """
-        tasks, possible = [], drawn(0).starts()
-        for number in range(MAPS):
-            starts = generator(0, "taxi-maps", number, "starts").sample(possible, STARTS)
-            if level == "dropoff":
-                starts = sorted(set(map(drawn(number).after_pickup, starts)))
-            tasks += [self.begun(level, {"map": number, "state": state}) for state in starts]
-        return tasks
-
-    def map_of(self, task: Task) -> Map:
-        """The map of a task. Raises DataError."""
-        return drawn(task_int(task, "map", 0, MAPS - 1))
-
-    def begun(self, level: str, data: dict[str, Any]) -> Task:
-        """The task that begins in a state of a map."""
-        name = f"taxi-maps-{level}-{data['map']}-{data['state']}"
-        return Task(name, "taxi-maps", level, f"map-{data['map']}", data)
-
-    def cluster(self, task: Task) -> str:
-        """The map."""
-        return f"map-{task.data.get('map', task.id)}"
-
-
 class TaxiTeacher(Teacher):
-    """What would be right in both envs."""
+    """What would be right."""
 
     env: Taxi
 
@@ -482,7 +427,7 @@ class Taxi(ChoiceEnv):
     def _move(self, action: int) -> tuple[float, bool, dict[str, object]]:
         if getattr(self.settings, "with_history", False):
             self._history.append(
-                f"{draw(self.map, self.state)}\nMove {len(self._history) + 1}: {ACTIONS[action]}\n"
+                f"{self.picture()}\nMove {len(self._history) + 1}: {ACTIONS[action]}\n"
             )
         # 1. The state after the action
         before = self.state
@@ -504,63 +449,42 @@ class Taxi(ChoiceEnv):
         over = is_fatal or is_delivery or success
         return reward, over, {"state": self.state, "success": success, "refused": int(is_fatal)}
 
+    def picture(self) -> str:
+        """The map with the taxi, the passenger and the destination."""
+        return draw(self.map, self.state)
+
     def _text(self) -> str:
         last = "none" if self.last is None else ACTIONS[self.last]
         head = self.rules if getattr(self.settings, "with_prompt", False) else self.legend
-        return f"{head}\n{''.join(self._history)}{draw(self.map, self.state)}\nLast move: {last}"
+        return f"{head}\n{''.join(self._history)}{self.picture()}\nLast move: {last}"
 
     def truncation_penalty(self, steps_left: int) -> float:
         """The cost of the remaining steps."""
         return STEP * steps_left
 
 
-class TaxiMaps(Taxi):
-    """DangerousTaxi on 310 maps of 7 x 7 cells, for tests on maps that a policy has never seen.
-
-    See the module's text for the rules.
-    """
-
-    name: ClassVar[str] = "taxi-maps"
-    taskset: ClassVar[Taskset] = TaxiMapsTasks()
-    Settings: ClassVar[type[Config]] = NoSettings
-    horizons: ClassVar[dict[str, int]] = {"pickup": 25, "dropoff": 25, "full": 45}
-    """The longest shortest paths of all starts take 20, 19 and 37 actions."""
-    legend: ClassVar[str] = (
-        "T taxi, P passenger, D destination, S stand, O taxi at P, X taxi carrying P; | or a small"
-        " letter: wall to the east."
-    )
-    sizes: ClassVar[str] = "seven rows and seven columns"
-    where_stands: ClassVar[str] = ""
-
-
 def draw(plan: Map, state: int) -> str:
     """The map: lines of cells and walls, apart by single spaces, so that every tokenizer keeps the
     cells apart.
     """
+    # 1. The marks, each of which covers the ones before it
     view = decode(state, plan.side)
     taxi = view.row, view.column
-    # Only Taxi-v4 writes a wall between cells; the other maps write it into the cell
-    is_drawn = plan is not TAXI_V4
-    # 1. The marks, each of which covers the ones before it
-    marks = dict.fromkeys(plan.stands, "S") if is_drawn else {}
-    marks[plan.stands[view.destination]] = "D"
-    if view.passenger != ABOARD:
-        marks[plan.stands[view.passenger]] = "P"
+    marks = {plan.stands[view.destination]: "D"}
     if view.passenger == ABOARD:
         marks[taxi] = "X"
     else:
-        marks[taxi] = "O" if marks.get(taxi) == "P" else "T"
-    # 2. The lines
+        waiting = plan.stands[view.passenger]
+        marks[waiting] = "P"
+        marks[taxi] = "O" if taxi == waiting else "T"
+
+    # 2. The lines, with a wall between the cells that it parts
     lines = []
     for row in range(plan.side):
         cells = []
         for column in range(plan.side):
-            mark = marks.get((row, column), ".")
-            has_wall = (row, column) in plan.walls
-            if is_drawn and has_wall:
-                mark = "|" if mark == "." else mark.lower()
-            cells.append(mark)
-            if has_wall and not is_drawn:
+            cells.append(marks.get((row, column), "."))
+            if (row, column) in plan.walls:
                 cells.append("|")
         lines.append(" ".join(cells))
     return "\n".join(lines)
