@@ -13,6 +13,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.installed-test
 ALFWORLD_INSTALLED := $(VENV)/.installed-alfworld
+VERSIONS ?=
+VERSIONS_VENV ?= .venv-versions
 VLLM_VENV ?= .venv-vllm
 VLLM_TORCH ?= torch==2.13.0
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
@@ -24,7 +26,7 @@ PACKS := $(filter-out %/settle-memory %/settle-desk %/settle-explore %/settle-un
 CURVED := $(wildcard research/experiments/episodes/taxi-few* research/experiments/episodes/taxi-maps)
 PLOT := $(BIN)/python -m research.figures --results-dir build/figures
 
-.PHONY: help install demo test test-all check lint format type bench bench-peers bench-growth gpu-check gpu-report docs pictures figures dist alfworld smollm2 vllm vllm-check tinker-check clean
+.PHONY: help install demo test test-all check lint format type bench bench-peers bench-growth gpu-check gpu-report docs pictures figures dist alfworld smollm2 vllm vllm-check tinker-check versions-check clean
 .PHONY: demo-explore demo-memory demo-alfworld play filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot view export
 
 help: ## List the targets
@@ -184,6 +186,13 @@ $(SKYRL_VENV)/.installed:
 tinker-check: $(SKYRL_INSTALLED) $(INSTALLED) ## Train through SkyRL's server, kill it and go on (2.2 GB, many minutes); SKYRL_PYTHON=FILE takes an environment that has it
 	$(BIN)/pip install --quiet tinker==0.18.2
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.tinker_check --python $(or $(SKYRL_PYTHON),$(SKYRL_VENV)/bin/python) $(ARGS)
+
+# An environment of its own each time. Without VERSIONS, the oldest versions that pyproject.toml allows.
+versions-check: ## Check play, training and SFT with other versions, which are downloaded: VERSIONS="transformers==5.17.0 trl==1.8.0"
+	$(PYTHON) -c '$(NEEDS_PYTHON)'
+	$(PYTHON) -m venv --clear $(VERSIONS_VENV)
+	$(VERSIONS_VENV)/bin/pip install --quiet $(or $(VERSIONS),$$($(PYTHON) -m benchmarks.versions_check --oldest)) --editable .
+	OMP_NUM_THREADS=1 $(VERSIONS_VENV)/bin/python -m benchmarks.versions_check $(ARGS)
 
 clean: ## Remove build and tool caches; keeps data and results
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

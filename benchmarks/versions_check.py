@@ -25,8 +25,8 @@ from pathlib import Path
 
 PACKAGES = ("torch", "transformers", "trl", "peft")
 PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
-SFT = "sft --env taxi --max-steps 2 --batch-size 4 --device cpu"
-RLFT = "rlft --env taxi --max-steps 2 --episodes 8 --group-size 4 --horizon 4 --device cpu --validate-problems 0"
+SFT = "sft --env taxi --max-steps 2 --batch-size 4"
+RLFT = "rlft --env taxi --max-steps 2 --episodes 8 --group-size 4 --horizon 4 --validate-problems 0"
 STEPS = {
     "demonstrations": "gen-trajectory --env taxi --demonstrations 8",
     "split": "split --env taxi",
@@ -68,7 +68,9 @@ def main() -> int:
     """Run STEPS, and say how long each took. Returns 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.versions_check", description=__doc__)
     parser.add_argument("--oldest", action="store_true", help="only print the oldest versions that are allowed")
-    if parser.parse_args().oldest:
+    parser.add_argument("--device", default="cpu", help="where models are trained: cpu or cuda")
+    options = parser.parse_args()
+    if options.oldest:
         print(" ".join(oldest()))
         return 0
     from reflectkit.cli.main import main as reflectkit
@@ -78,8 +80,9 @@ def main() -> int:
     with empty_folder():
         for name, command in STEPS.items():
             started = time.process_time()
+            device = ["--device", options.device] if command.startswith(("sft", "rlft")) else []
             with contextlib.redirect_stdout(io.StringIO()):  # reports; errors go to stderr
-                code = reflectkit(command.split())
+                code = reflectkit([*command.split(), *device])
             if code != 0:
                 print(f"{name}: failed with {versions}")
                 return 1
