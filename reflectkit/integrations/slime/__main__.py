@@ -30,6 +30,7 @@ def write_prompts(
     Raises DataError: there are no splits, or no problem of that level. UnknownNameError: no such
     env or level.
     """
+    # 1. The files of the split
     kind = env_class(env)
     folder = data_folder(env, data_dir) / kind.taskset.records_folder
     sources = [folder / f"{split}.json" for split in SPLITS]
@@ -37,6 +38,8 @@ def write_prompts(
         raise DataError(sources[0], f"does not exist; make it with `reflectkit split --env {env}`")
     if level:
         check_level(env, level)
+
+    # 2. Their problems, as rows
     counts = {}
     for source in sources:
         if source.exists() and read_json(source) != []:

@@ -113,6 +113,7 @@ def read_prompt(args: Any, metadata: Any) -> Prompt:
     Raises DataError: the metadata was not written by `python -m reflectkit.integrations.slime`.
     ConfigError: wrong settings.
     """
+    # 1. The task
     if not isinstance(metadata, Mapping) or not {"task", "env"} <= metadata.keys():
         fix = (
             "write it with `python -m reflectkit.integrations.slime`, and use --metadata-key"
@@ -120,6 +121,8 @@ def read_prompt(args: Any, metadata: Any) -> Prompt:
         )
         raise DataError("prompt data", f"has no task; {fix}")
     task = from_json(Task, metadata["task"], path="prompt data")
+
+    # 2. The settings: a prompt's own override those of the command line
     general, of_prompt = getattr(args, KEY, None) or {}, metadata.get(KEY) or {}
     config = _config(json.dumps({"env": metadata["env"], **general, **of_prompt}, default=str))
     if task.env != config.plugin.setup.env_name:
@@ -141,11 +144,14 @@ def reflector_of(args: Any) -> str | None:
     Raises ConfigError: it is not frozen, or comes before the policy. DataError: the file cannot be
     read.
     """
+    # 1. The models that SGLang serves
     path = getattr(args, "sglang_config", None)
     models = _served(str(path)) if path else []
     names = [model["name"] for model in models]
     if REFLECTOR not in names:
         return None
+
+    # 2. The reflector among them, which slime must not update
     model = models[names.index(REFLECTOR)]
     if names[0] == REFLECTOR or model.get("update_weights") is not False:
         raise ConfigError(
@@ -214,6 +220,7 @@ class RouterSampler:
         import httpx
         from slime.utils.http_utils import post
 
+        # 1. What slime can sample
         if any(len(label) > 1 for label in ask.labels):
             raise CheckpointError(
                 f"one of {len(ask.labels)} labels is several tokens of this model, and slime"
@@ -228,6 +235,8 @@ class RouterSampler:
                     f" {self.context}"
                 )
             )
+
+        # 2. The request
         parameters = {
             **self.parameters,
             "temperature": ask.temperature,
@@ -245,6 +254,8 @@ class RouterSampler:
         }
         if ask.labels:
             request["token_ids_logprob"] = [token for (token,) in ask.labels]
+
+        # 3. The answer
         if self.stopped():
             raise EnvironmentFailure("slime has ended the rollout")
         try:
@@ -256,6 +267,8 @@ class RouterSampler:
         self.on_answer(answer)
         if not ask.labels:
             return SampleOutput(answer.token_ids, answer.logprobs)
+
+        # 4. Of a choice: one of the labels, with the log-probs of all
         if answer.token_ids not in ask.labels:
             word = self.tokenizer.decode(answer.token_ids)
             return SampleOutput(
@@ -285,6 +298,7 @@ def read_answer(ask: SampleRequest, output: Any) -> RouterAnswer:
     aborted.
     """
     try:
+        # A router answers in this form also where it was aborted
         meta = output["meta_info"]
         if meta["finish_reason"]["type"] == "abort":
             raise EnvironmentFailure("SGLang aborted the request")
@@ -314,6 +328,7 @@ async def generate(
     Raises ConfigError, DataError, CheckpointError: slime's arguments, the settings or the prompt
     data are wrong.
     """
+    # 1. Arguments that whole episodes do not fit
     wrong = [name for name in UNFIT if getattr(args, name, False)]
     if not evaluation and getattr(args, "rollout_top_p", 1.0) != 1:
         wrong.append("rollout_top_p")
@@ -321,11 +336,15 @@ async def generate(
         raise ConfigError(
             f"--{wrong[0].replace('_', '-')} does not fit episodes of several rows; leave it out"
         )
+
+    # 2. The problem; held-out ones are not trained on
     prompt = read_prompt(args, sample.metadata)
     if not evaluation and prompt.split in HELD_OUT:
         raise ConfigError(
             f"--prompt-data has tasks of the {prompt.split} split; train on train.jsonl"
         )
+
+    # 3. Who plays. With consistent hashing, its requests go to one server
     answers: list[RouterAnswer] = []
     by_session = (
         bool(sample.session_id) and getattr(args, "router_policy", None) == "consistent_hashing"
@@ -346,6 +365,8 @@ async def generate(
         episode_tokens=prompt.config.episode_tokens,
         thinking=prompt.config.thinking,
     )
+
+    # 4. The episode, in an environment of an earlier one if there is any
     spare = _spare[prompt.config, prompt.task.level]
     env = (
         spare.pop()
@@ -358,6 +379,8 @@ async def generate(
         env.close()
     else:
         spare.append(env)
+
+    # 5. Its rows
     samples = to_samples(trajectory, answers, sample, policy.tokenizer)
     if evaluation:
         return samples[-1]
@@ -374,6 +397,7 @@ def episode_of(args: Any, sample: Any, prompt: Prompt, evaluation: bool) -> Epis
     """The episode with its seeds: the samples of a group begin alike; the tries of an evaluation
     are independent.
     """
+    # Training and evaluation draw from different seeds
     root = derive(getattr(args, "rollout_seed", 0), "evaluation" if evaluation else "training")
     if evaluation:
         start = derive(root, "start", prompt.task.id, sample.index)
@@ -390,6 +414,7 @@ def to_samples(
     A row's response begins with the first token that the policy wrote; tokens of the env in it are
     masked. An answer that is no legal label has ended the episode, and is trained with the rest.
     """
+    # 1. The turns, and the answers after them, which are trained on, too
     turns = trajectory.turns
     for answer in answers[len(turns) :]:  # not played; its tokens are kept
         choices = Observation((), ("",) * len(answer.ask.labels))
@@ -400,6 +425,8 @@ def to_samples(
                 0,
             ),
         )
+
+    # 2. The rows of text
     zeros, labels = (
         [[0.0] * len(turns)],
         dict.fromkeys((turn.observation.choices for turn in turns), ()),
@@ -410,6 +437,8 @@ def to_samples(
         if trajectory.status is Status.ABORTED
         else rows([replace(trajectory, turns=turns)], zeros, zeros, labels)
     )
+
+    # 3. A sample for each row
     own_answers = iter(answers)
     filled = []
     for row in text:
@@ -430,6 +459,8 @@ def to_samples(
         copy_of.tokens, copy_of.response, copy_of.response_length = [0, 0], "", 1
         copy_of.loss_mask, copy_of.rollout_log_probs, copy_of.remove_sample = [0], [0.0], True
         filled = [copy_of]
+
+    # 4. How many rows an episode has
     for copy_of in filled:
         copy_of.metadata[EPISODE]["figures"]["rows"] = len(filled)
     return filled
@@ -437,11 +468,14 @@ def to_samples(
 
 def _blank(sample: Any, trajectory: Trajectory, status: Any) -> Any:
     """A copy of `sample` with the facts of the episode, and without tokens."""
+    # 1. What slime reads
     result = copy.copy(sample)
     result.reward = 0.0 if trajectory.status is Status.ABORTED else trajectory.total_return
     result.status, result.remove_sample = status, False
     result.rollout_id = sample.index if sample.rollout_id is None else sample.rollout_id
     result.weight_versions, result.prefix_cache_info = [], type(sample.prefix_cache_info)()
+
+    # 2. What its trackers log
     decisions = [turn.decision for turn in trajectory.turns]
     thoughts = [decision.thoughts for decision in decisions if decision.thoughts is not None]
     figures = {
@@ -468,12 +502,14 @@ def policy_model(args: Any, evaluation: bool) -> tuple[str, Any, int, str | None
     """(URL of slime's router, tokenizer, context, role) of the policy. Raises CheckpointError,
     ConfigError.
     """
+    # slime's loss is over the whole vocabulary, not over the words of choices
     if _facts_of(Path(str(args.hf_checkpoint))).get("answer") in ("text", SCORE):
         raise ConfigError(
             f"{args.hf_checkpoint} answers with the words of choices; train it with"
             " `reflectkit rlft`"
         )
     tokenizer, context, role = _checkpoint(str(args.hf_checkpoint))
+    # The shortest of all limits
     limit = getattr(args, "eval_max_context_len" if evaluation else "rollout_max_context_len", None)
     limits = [context, limit, getattr(args, "sglang_context_length", None)]
     url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
@@ -484,14 +520,19 @@ def _reflector(args: Any, config: SlimeConfig) -> Reflector | None:
     """The reflector behind its own router, or None without one. Raises CheckpointError,
     ConfigError.
     """
+    # 1. Whether comments are read
     checkpoint = reflector_of(args)
     if checkpoint is None or config.reflect_prob == 0:
         return None
+
+    # 2. Where the reflector is served
     routers = getattr(args, "sglang_model_routers", None) or {}
     if REFLECTOR not in routers:
         raise ConfigError(f"slime started no server for '{REFLECTOR}' of {args.sglang_config}")
     ip, port = routers[REFLECTOR]
     key = (f"http://{ip}:{port}/generate", checkpoint, config.reflect_temperature)
+
+    # 3. One sampler for all episodes, which caches greedy comments
     if key not in _reflectors:
         tokenizer, context, role = _checkpoint(checkpoint)
         if role not in ("reflection", None):

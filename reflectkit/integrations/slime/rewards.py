@@ -30,10 +30,13 @@ def normalise_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
     Groups are centred and scaled where slime does so for its advantage estimator. A failed
     episode's reward is 0.
     """
+    # 1. Only some estimators centre rewards in groups
     raw = [reward_of(args, sample) for sample in samples]
     estimator = getattr(args, "advantage_estimator", CENTRED[0])
     if estimator not in CENTRED or not getattr(args, "rewards_normalization", True):
         return raw, raw
+
+    # 2. The mean and deviation of a group, over its episodes
     scaled = estimator in SCALED and getattr(args, "grpo_std_normalization", True)
     rewards = [0.0] * len(samples)
     groups: dict[Any, list[int]] = {}
@@ -45,10 +48,11 @@ def normalise_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
         for row in rows:
             episodes.setdefault(episode_key(samples[row], row), []).append(raw[row])
         values = [fmean(parts) for parts in episodes.values()]
-        mean, scale = (
-            fmean(values),
-            (stdev(values) if len(values) > 1 else 0.0) + SMALLEST if scaled else 1.0,
-        )
+        mean, scale = fmean(values), 1.0
+        if scaled:
+            # A group of one has no deviation
+            deviation = stdev(values) if len(values) > 1 else 0.0
+            scale = deviation + SMALLEST
         for row in rows:
             rewards[row] = (raw[row] - mean) / scale
     return raw, rewards
@@ -61,6 +65,7 @@ def keep_group(args: Any, samples: list[Any], **_: Any) -> Any:
     """
     from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 
+    # An episode of several rows comes as a list
     firsts = [item[0] if isinstance(item, list) else item for item in samples if item != []]
     whole = [sample for sample in firsts if not failed(sample)]
     rewards = [reward_of(args, sample) for sample in whole]
@@ -96,18 +101,23 @@ def figures(samples: Sequence[Any]) -> dict[str, float]:
     `failed` is the share of episodes whose infrastructure failed; the others are means of the rest.
     With several tries of each problem, also pass@k and pass^k for all k tries.
     """
+    # 1. One sample for each episode, as its rows have the same figures
     firsts: dict[Any, Any] = {}
     for row, sample in enumerate(samples):
         firsts.setdefault(episode_key(sample, row), sample)
     episodes = [sample for sample in firsts.values() if EPISODE in (sample.metadata or {})]
     if not episodes:
         return {}
+
+    # 2. Means over the episodes that have the figure
     whole = [sample.metadata[EPISODE] for sample in episodes if not failed(sample)]
     means = {"failed": fmean(failed(sample) for sample in episodes)}
     for name in sorted({name for episode in whole for name in episode["figures"]}):
         means[name] = fmean(
             episode["figures"][name] for episode in whole if name in episode["figures"]
         )
+
+    # 3. Success in several tries; a problem with a failed episode has too few
     tries: dict[str, list[bool]] = {}
     for episode in whole if "success" in means else ():
         tries.setdefault(episode["task"], []).append(bool(episode["figures"].get("success")))
@@ -143,6 +153,7 @@ def log_evaluation(rollout_id: int, args: Any, data: dict[str, Any], extra_metri
         logged |= {
             f"eval/{name}/reflectkit/{key}": value for key, value in figures(samples).items()
         }
+        # Failed episodes would count as failures of the policy
         numbers = [number for number, sample in enumerate(samples) if not failed(sample)]
         if samples and not numbers:
             del data[name]
