@@ -41,18 +41,19 @@ SWAPPED = "comments.jsonl"
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One way to train. policy: the run of SFT that it starts from. reads: whether it reads the reflector's comments.
-    elsewhere: whether these are on other states.
+    elsewhere: whether these are on other states. rl: flags of RL that differ from those of the other arms.
     """
 
     policy: str
     reads: bool = False
     elsewhere: bool = False
+    rl: str = ""
 
 
 ARMS: Mapping[str, Arm] = {
     "plain": Arm("sft-plain"),
     "pair": Arm("sft-policy", reads=True),
-    "think": Arm("sft-think"),
+    "think": Arm("sft-think", rl="--temperature 1 --entropy-coef 0"),
     "others": Arm("sft-policy", reads=True, elsewhere=True),
     "longer": Arm("sft-plain"),
 }
@@ -227,7 +228,7 @@ class Seed:
         updates = self.world.updates + (0 if arm.reads else self.world.taught)
         if name == "longer":
             updates = self.updates_for_tokens(updates)
-        run = self.rl("plain" if name == "longer" else name, updates, *models, *flags)
+        run = self.rl("plain" if name == "longer" else name, updates, *models, *flags, special=arm.rl)
 
         # 3. Play the held-out problems
         reads = f"+{self.reflector()}" if arm.reads else ""
@@ -237,14 +238,14 @@ class Seed:
         evaluation = self.evaluate(f"evaluation-{name}", players, *flags)
         self.keep(name, played(evaluation), self.facts(name, run, updates))
 
-    def rl(self, name: str, updates: int, *flags: object) -> Path:
+    def rl(self, name: str, updates: int, *flags: object, special: str = "") -> Path:
         """The RL of one arm, up to so many updates. As the learning rate is constant, a run can be continued, and its
-        first updates are those of a shorter one.
+        first updates are those of a shorter one. special: flags that replace the world's.
         """
         world = self.world
         wanted = ["--max-steps", updates, "--episodes", world.episodes, "--validate-steps", world.validate_steps]
         wanted += ["--validate-problems", 1000, "--schedule", "constant", "--save-steps", world.validate_steps]
-        wanted += ["--learning-rate", world.rate]
+        wanted += ["--learning-rate", world.rate, *special.split()]
         return self.play(f"rl-{name}", "rlft", *flags, *world.rl.split(), *wanted, updates=updates)
 
     def own_comments(self) -> Path:
