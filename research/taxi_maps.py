@@ -57,14 +57,14 @@ class TaxiMapsTasks(TaxiTasks):
             starts = generator(0, "taxi-maps", number, "starts").sample(possible, STARTS)
             if level == "dropoff":
                 starts = sorted(set(map(map_number(number).after_pickup, starts)))
-            tasks += [self.begun(level, {"map": number, "state": state}) for state in starts]
+            tasks += [self.task_from(level, {"map": number, "state": state}) for state in starts]
         return tasks
 
     def map_of(self, task: Task) -> Map:
         """The map of a task. Raises DataError."""
         return map_number(task_int(task, "map", 0, MAPS - 1))
 
-    def begun(self, level: str, data: dict[str, Any]) -> Task:
+    def task_from(self, level: str, data: dict[str, Any]) -> Task:
         """The task that begins in a state of a map."""
         name = f"taxi-maps-{level}-{data['map']}-{data['state']}"
         return Task(name, "taxi-maps", level, f"map-{data['map']}", data)

@@ -232,7 +232,10 @@ class Caller:
         try:
             http_client = LimitedClient(timeout_s, on_error_bill)
         except (ImportError, ValueError, httpx2.InvalidURL, OSError) as error:
-            names = [n for n in NETWORK if n in os.environ or n.lower() in os.environ]
+            names = []
+            for name in NETWORK:
+                if name in os.environ or name.lower() in os.environ:
+                    names.append(name)
             raise ConfigError(
                 f"the environment's {' and '.join(names)} cannot be used to connect ({type(error).__name__});"
                 " correct or unset it"

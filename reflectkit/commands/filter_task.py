@@ -22,8 +22,8 @@ from reflectkit.envs import PROBLEMS
 from reflectkit.envs.auto_explore.questions import FileQuestion, normal_path, read_question, to_json
 from reflectkit.envs.auto_explore.repository import (
     answer_of,
+    can_be_named,
     find_repository,
-    offered,
     shortest_path,
 )
 from reflectkit.envs.setup import EnvSetup, check_explores
@@ -159,7 +159,7 @@ def _clean(question: FileQuestion, repos: Path, levels: Sequence[str]) -> FileQu
     filename, level = question.filename, question.filename.count("/")
     if filename not in repository.sizes:
         return "vanished file"
-    if not offered(repository, filename) or str(level) not in levels:
+    if not can_be_named(repository, filename) or str(level) not in levels:
         return "file that commands cannot reach"
 
     # 3. The commands that lead there, as the environment offers them

@@ -31,7 +31,7 @@ from reflectkit.console import Progress, Table
 from reflectkit.envs.auto_explore import oracle
 from reflectkit.envs.auto_explore.filtering import DEPTH, kind_of
 from reflectkit.envs.auto_explore.questions import FileQuestion
-from reflectkit.envs.auto_explore.repository import offered, open_repository
+from reflectkit.envs.auto_explore.repository import can_be_named, open_repository
 from reflectkit.errors import DataError
 from reflectkit.eventloop import run_sync
 from reflectkit.seeding import generator
@@ -127,7 +127,7 @@ def read_material(
                 material.passed["unreadable, or of an unsupported type"] += 1
             elif count_tokens(text) < settings.min_tokens:
                 material.passed[f"under {pluralize(settings.min_tokens, 'token')}"] += 1
-            elif not offered(repository, path):
+            elif not can_be_named(repository, path):
                 material.passed["in a folder with too many entries to offer"] += 1
             else:
                 files.append(File(folder.name, path, text, excerpts[path]))

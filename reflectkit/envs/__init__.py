@@ -130,7 +130,7 @@ def _env_from(kind: type, name: str) -> type[Env]:
 @cache
 def _checked(kind: Any, name: str) -> Any:
     """The class `kind` with all that an env has: adapted, with the base `Env`, a name and settings."""
-    from reflectkit.envs.adapters import adapted
+    from reflectkit.envs.adapters import adapt
     from reflectkit.envs.adapters.plain import settings_of
 
     # 1. Adapt a class in another form. With get_reward() it has TRL's form, in which "task" may be
@@ -138,7 +138,7 @@ def _checked(kind: Any, name: str) -> Any:
     has_methods = hasattr(kind, "step") and "task" in inspect.signature(kind.reset).parameters
     has_methods = has_methods and not hasattr(kind, "get_reward")
     if not issubclass(kind, Env) and not has_methods:
-        kind = adapted(kind)
+        kind = adapt(kind)
     if not issubclass(kind, Env):
         namespace = {
             "__module__": kind.__module__,

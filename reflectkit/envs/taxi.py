@@ -200,12 +200,11 @@ class Map:
         """All first actions of shortest paths to the delivery, lowest index first."""
         if self.delivers(state, DROPOFF):
             return [DROPOFF]
-        closer = self.distance[state] - 1
-        return [
-            action
-            for action, after in enumerate(self.next_state[state])
-            if self.distance[after] == closer
-        ]
+        actions = []
+        for action, after in enumerate(self.next_state[state]):
+            if self.distance[after] == self.distance[state] - 1:
+                actions.append(action)
+        return actions
 
 
 TAXI_V4 = Map(
@@ -228,13 +227,13 @@ class TaxiTasks(Taskset):
         starts = TAXI_V4.starts()
         if level == "dropoff":
             starts = sorted(set(map(TAXI_V4.after_pickup, starts)))
-        return [self.begun(level, {"state": state}) for state in starts]
+        return [self.task_from(level, {"state": state}) for state in starts]
 
     def map_of(self, task: Task) -> Map:
         """The map of a task. Raises DataError."""
         return TAXI_V4
 
-    def begun(self, level: str, data: dict[str, Any]) -> Task:
+    def task_from(self, level: str, data: dict[str, Any]) -> Task:
         """The task that begins in a state."""
         return Task(f"taxi-{level}-{data['state']}", "taxi", level, f"start-{data['state']}", data)
 
@@ -246,7 +245,7 @@ class TaxiTasks(Taskset):
             return task
         if task.level == "dropoff" or level not in LEVELS:
             return None
-        return self.begun(
+        return self.task_from(
             level, task.data | {"state": plan.after_pickup(state) if level == "dropoff" else state}
         )
 

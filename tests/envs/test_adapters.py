@@ -31,7 +31,7 @@ from reflectkit.cli.main import main
 from reflectkit.env import Teacher, rules_of, teacher_of
 from reflectkit.envs import data_folder, env_class, listed
 from reflectkit.envs import make as make_env
-from reflectkit.envs.adapters import adapted
+from reflectkit.envs.adapters import adapt
 from reflectkit.envs.adapters.rows import read_rows
 from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import ConfigError, DataError
@@ -46,7 +46,7 @@ from tests.fakes.players import Plays
 
 
 def make(kind: type, horizon: int | None = None, **settings: Any) -> Any:
-    env: Any = adapted(kind)
+    env: Any = adapt(kind)
     env.name = getattr(kind, "name", kind.__name__.lower())
     made = env(**settings)
     made.horizon = horizon
@@ -607,7 +607,7 @@ class AskingDesk:
 @pytest.mark.parametrize("kind", [Asking, AskingAtLast])
 @pytest.mark.parametrize("agent", [Oracle(), Demonstrator(0.0)], ids=["oracle", "demonstrator"])
 def test_a_class_and_its_teacher_may_start_a_loop(kind: type, agent: Any) -> None:
-    (played,) = rollout([EPISODE], lambda: Checked(adapted(kind)(), 1), agent)
+    (played,) = rollout([EPISODE], lambda: Checked(adapt(kind)(), 1), agent)
     assert (played.total_return, played.turns[0].observation.choices) == (1.0, ("asked", "other"))
 
 
@@ -1001,9 +1001,9 @@ class Own(Doors):
 
 
 def test_a_class_of_gymnasium_keeps_what_it_has_of_an_env() -> None:
-    assert (adapted(Own).horizons, adapted(Own).teacher_type) == ({}, Teacher)
+    assert (adapt(Own).horizons, adapt(Own).teacher_type) == ({}, Teacher)
     env = make(Doors)
-    assert adapted(Doors).horizons == {"all": 30}
+    assert adapt(Doors).horizons == {"all": 30}
     assert rules_of(env) == "One of two doors is right."
     env.reset(task_of(env), 0)
     assert teacher_of(env, "action").action() == 1

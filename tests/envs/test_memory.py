@@ -19,7 +19,7 @@ from reflectkit.env import Claim, Context, Query
 from reflectkit.envs.memory.baselines import METHODS
 from reflectkit.envs.memory.env import Memory
 from reflectkit.envs.memory.generate import conversation
-from reflectkit.envs.memory.problems import answers_of, chunked, read_parquet, read_text, source_of, text_files
+from reflectkit.envs.memory.problems import answers_of, chunks_of, read_parquet, read_text, source_of, text_files
 from reflectkit.envs.memory.retrieval import Extractive, nearest, related
 from reflectkit.envs.memory.rewards import ConversationFact, ValidFacts, calls_done, compression, content
 from reflectkit.envs.memory.scoring import MemoryQuestion, score, scores
@@ -389,7 +389,7 @@ def test_books_are_cut_between_sentences_and_chats_between_messages(tmp_path: Pa
 
 @pytest.mark.parametrize("text", ["word " * 500, "x" * 3000, "罗马" * 300, "One. " * 300])
 def test_no_chunk_is_too_long_and_nothing_is_lost(text: str) -> None:
-    chunks = list(chunked([text], 40))
+    chunks = list(chunks_of([text], 40))
     assert max(map(count_tokens, chunks)) <= 40
     assert "".join("".join(chunks).split()) == "".join(text.split())
 

@@ -12,7 +12,7 @@ import torch
 
 from reflectkit.env import StepResult
 from reflectkit.envs import env_class, make
-from reflectkit.envs.adapters import adapted
+from reflectkit.envs.adapters import adapt
 from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.rollouts.wrappers import Checked
@@ -250,7 +250,7 @@ class Looks:
 
 @pytest.mark.parametrize(("wrong", "ends"), [(RuntimeError, True), (NameError, True), (ValueError, False)])
 def test_a_tool_whose_code_fails_in_all_its_calls_ends_the_run(wrong: type[Exception], ends: bool) -> None:
-    env: Any = adapted(type("Till", (Till,), {"wrong": wrong}))
+    env: Any = adapt(type("Till", (Till,), {"wrong": wrong}))
     tasks = [Task("1", "till", "all", "1", {"seed": 1})]
     level = Level("all", tasks, lambda: Checked(env(), 3))
     trainer = build_trainer(corridor_player(0), objective("reinforce"), 2, [level], episodes=4)

@@ -11,7 +11,7 @@ from typing import Any
 from reflectkit.env import Env
 
 
-def adapted(kind: type) -> type[Env]:
+def adapt(kind: type) -> type[Env]:
     """The env of a class that is none: of Gymnasium, with choices, or with tools. Raises
     ConfigError for another.
     """

@@ -511,17 +511,18 @@ def application(
             return _refusal(one_line(str(error)), error.status, error.code, error.kind)
         return _refusal(one_line(str(error)), 500, kind="internal_error")
 
-    routes = [
-        Route(f"{prefix}{path}", handler, methods=[method])
-        for prefix in ("", "/s/{session}")
-        for path, handler, method in (
-            ("/v1/chat/completions", complete, "POST"),
-            ("/v1/systemone", partial(decide, kind=SystemOneRequest), "POST"),
-            ("/v1/decisions", partial(decide, kind=DecisionsRequest), "POST"),
-            ("/v1/models", models, "GET"),
-            ("/reward", reward, "POST"),
-        )
+    handlers: list[tuple[str, Any, str]] = [
+        ("/v1/chat/completions", complete, "POST"),
+        ("/v1/systemone", partial(decide, kind=SystemOneRequest), "POST"),
+        ("/v1/decisions", partial(decide, kind=DecisionsRequest), "POST"),
+        ("/v1/models", models, "GET"),
+        ("/reward", reward, "POST"),
     ]
+    # Each also below the name of a session
+    routes = []
+    for prefix in ("", "/s/{session}"):
+        for path, handler, method in handlers:
+            routes.append(Route(f"{prefix}{path}", handler, methods=[method]))
     return Starlette(
         routes=routes,
         exception_handlers=dict.fromkeys(

@@ -19,7 +19,7 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.error import Error
 
 from reflectkit.env import Env, Teacher
-from reflectkit.envs.adapters.plain import Choices, settings_of, wrapped
+from reflectkit.envs.adapters.plain import Choices, settings_of, wrap_class
 from reflectkit.errors import ConfigError, brief, code_place, unknown_name
 from reflectkit.registry import import_module
 from reflectkit.rollouts.wrappers import TranslatedTeacher
@@ -90,7 +90,7 @@ class GameEnv(Choices):
 
 def env_of_class(kind: type) -> type[Env]:
     """The env of a class of Gymnasium."""
-    return wrapped(GameEnv, game_of(kind, kind.__name__, kind), settings_of(kind, "render_mode"))
+    return wrap_class(GameEnv, game_of(kind, kind.__name__, kind), settings_of(kind, "render_mode"))
 
 
 @cache
@@ -120,7 +120,7 @@ def env_of(name: str) -> type[Env]:
     game.__module__ = creator.__module__
     game.horizon = spec.max_episode_steps or game.horizon
     game.__doc__ = re.split(r"\n\s*## (?:Information|Arguments|Version)", creator.__doc__ or "")[0]
-    return wrapped(GameEnv, game, settings_of(creator, "render_mode", **spec.kwargs))
+    return wrap_class(GameEnv, game, settings_of(creator, "render_mode", **spec.kwargs))
 
 
 def game_of(make: Callable[..., Any], name: str, kind: Any) -> Any:

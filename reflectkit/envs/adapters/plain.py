@@ -52,7 +52,7 @@ def env_of_class(kind: type) -> type[Env]:
             raise ConfigError(
                 f"{kind.__name__} has choices but no step(); write step(self, action), and {FORM}"
             )
-        return wrapped(Choices, kind, settings_of(kind))
+        return wrap_class(Choices, kind, settings_of(kind))
     if hasattr(kind, "step") and not hasattr(kind, "get_reward"):
         raise ConfigError(
             f"{kind.__name__} has no choices; add choices, a list of texts, or a method that"
@@ -63,10 +63,10 @@ def env_of_class(kind: type) -> type[Env]:
             f"{kind.__name__} offers no actions; add choices and step(), or methods that are tools"
         )
     settings = create_model("Settings", __base__=(settings_of(kind), DatasetSettings))
-    return wrapped(Tools, kind, settings)
+    return wrap_class(Tools, kind, settings)
 
 
-def wrapped(
+def wrap_class(
     base: type[Plain],
     kind: type,
     settings: type[Config],

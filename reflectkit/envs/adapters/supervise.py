@@ -58,7 +58,10 @@ code = program.wait()
 end_group()
 # 4. Kill what has left the group; only Linux has this file
 with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
-    while children := file.read().split():
+    while True:
+        children = file.read().split()
+        if not children:
+            break
         for child in map(int, children):
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)

@@ -50,8 +50,8 @@ from reflectkit.envs.auto_explore.repository import (
     Folder,
     Output,
     Walk,
+    can_be_named,
     find_repository,
-    offered,
     shortest_path,
 )
 from reflectkit.errors import DataError
@@ -442,7 +442,7 @@ class AutoExplore(Env):
                 f"the repository {root} has no file {target!r:.200}",
                 field="filename",
             )
-        if not offered(self.repository, target):
+        if not can_be_named(self.repository, target):
             why = f"{target!r:.200} lies in a folder with too many entries to be named"
             raise DataError(task.id, why, field="filename")
         if task.level != str(target.count("/")):
@@ -452,7 +452,7 @@ class AutoExplore(Env):
             others = task.data.get("teacher_answers", [])
         if not isinstance(others, list) or not all(isinstance(name, str) for name in others):
             raise DataError(task.id, "expected a list of file names", field="teacher_answers")
-        others = [name for name in others if offered(self.repository, name)]
+        others = [name for name in others if can_be_named(self.repository, name)]
         self.targets = frozenset([target, *others])
         if self.settings.easy:
             self.question = f"Find {question.filename}"

@@ -132,10 +132,10 @@ def tidy(text: str) -> str:
     return flat.strip(" .:;,*#\"'")
 
 
-def spelled(name: str) -> str:
+def words_of_name(name: str) -> str:
     """The words of an identifier, in lower case. Digits stay with their word.
 
-    >>> spelled("kilosPerM2"), spelled("late_fee")
+    >>> words_of_name("kilosPerM2"), words_of_name("late_fee")
     ('kilos per m2', 'late fee')
     """
     parts = re.findall(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*|\d+", name)
@@ -168,7 +168,7 @@ def shape_of(text: str, *, release_notes: bool = False) -> str:
     return "thing"
 
 
-def worded(kind: str, fact: str, place: str, chance: random.Random) -> str:
+def question_text(kind: str, fact: str, place: str, chance: random.Random) -> str:
     """A question that is answered by the file which says `fact`.
 
     place: what kind of file it is: `CODE`, `NOTES` or `TEXT`. kind: what the fact is: "does" or
@@ -306,8 +306,8 @@ CONTINUED = _set("and but e.g i.e nor note or see so then todo")
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """Something that a file says. kind: see `worded`. text: for the question. answer: what the file
-    says.
+    """Something that a file says. kind: see `question_text`. text: for the question. answer: what
+    the file says.
     """
 
     kind: str
@@ -353,7 +353,7 @@ def ask(
         place = CODE if kind_of(path) == "code" else place
         questions[path] = []
         for fact in choices[:per_file]:
-            question = worded(fact.kind, fact.text, place, chance)
+            question = question_text(fact.kind, fact.text, place, chance)
             if not leaks(question, path):
                 about = FileQuestion.about(root, path, question, fact.answer, MODEL)
                 questions[path].append(about)
@@ -448,7 +448,7 @@ def _python(text: str) -> Iterator[Statement]:
             sentence = _sentence(docstring)
             yield Statement("does", _lowered(sentence), f"{node.name}: {sentence}")
         kind = "class" if isinstance(node, ast.ClassDef) else "name"
-        yield Statement(kind, spelled(node.name), f"{node.name}, in line {node.lineno}")
+        yield Statement(kind, words_of_name(node.name), f"{node.name}, in line {node.lineno}")
 
 
 def _code(text: str, definitions: re.Pattern[str] = DEFINITION) -> Iterator[Statement]:
@@ -478,7 +478,7 @@ def _code(text: str, definitions: re.Pattern[str] = DEFINITION) -> Iterator[Stat
                 # In Go, a comment begins with the name
                 fact = sentence.removeprefix(f"{definition['name']} ")
                 yield Statement("does", _lowered(fact), f"{definition['name']}: {sentence}")
-            yield Statement("name", spelled(definition["name"]), definition["name"])
+            yield Statement("name", words_of_name(definition["name"]), definition["name"])
         elif sentence and bare:
             yield Statement("does", _lowered(sentence), sentence)
         if bare:
@@ -533,7 +533,7 @@ def _table(text: str, separator: str) -> Iterator[Statement]:
     except csv.Error:
         return
     # 1. Up to three columns that are next to each other
-    columns = [spelled(name) for name in header if words(name)]
+    columns = [words_of_name(name) for name in header if words(name)]
     for start in range(max(1, len(columns) - 2)):
         *part, last = columns[start : start + 3] or [""]
         if part:
@@ -568,7 +568,7 @@ def _keys(value: Any, above: tuple[str, ...]) -> Iterator[Statement]:
     if isinstance(value, list) and value:
         yield from _keys(value[0], above)
     for key, inside in value.items() if isinstance(value, dict) else ():
-        path = (*above, spelled(str(key)))
+        path = (*above, words_of_name(str(key)))
         if isinstance(inside, dict | list):
             yield from _keys(inside, path)
         elif path[-1]:

@@ -269,7 +269,7 @@ def shortest_path(
     return [*commands, f"id {name}"]
 
 
-def offered(repository: Repository, path: str) -> bool:
+def can_be_named(repository: Repository, path: str) -> bool:
     """Whether file `path` can be reached and named by commands that are offered; folders can be too
     crowded.
     """

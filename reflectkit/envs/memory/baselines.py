@@ -45,7 +45,7 @@ RECENT_CHUNKS = 3  # kept by `most-recent`
 LONGEST_TOKEN = 8  # characters, with a space after them
 
 
-def copied(name: str, store: Store, chunk: str, number: int) -> ToolUse:
+def baseline_calls(name: str, store: Store, chunk: str, number: int) -> ToolUse:
     """The calls of baseline `name` for `chunk`, which has this number."""
     text = " ".join(chunk.split())
     if name in (RAG, LONG_CONTEXT):
@@ -139,7 +139,7 @@ class Method:
             Message("user", self.form.format(text=text, chunk=chunk)),
         )
 
-    def rewritten(self, store: Store, answer: str) -> ToolUse:
+    def rewrite(self, store: Store, answer: str) -> ToolUse:
         """The call that puts the text of `answer` in place of the one kept; none where they are
         equal. A text that is too long loses its end, which counts as a refused call. Raises
         ValueError where there is no text.

@@ -42,7 +42,7 @@ from reflectkit.env import (
     check_task,
 )
 from reflectkit.envs.memory import rewards
-from reflectkit.envs.memory.baselines import BASELINES, LONG_CONTEXT, METHODS, RAG, copied
+from reflectkit.envs.memory.baselines import BASELINES, LONG_CONTEXT, METHODS, RAG, baseline_calls
 from reflectkit.envs.memory.generate import LONG, conversation
 from reflectkit.envs.memory.retrieval import (
     BM25,
@@ -480,7 +480,7 @@ class Memory(Env):
             self._recall = partial(most_related, self.store, RAG_CHUNKS, self._related)
         elif name == LONG_CONTEXT:
             self._recall = partial(latest, self.store)
-        return copied(name, self.store, self._chunks[self._at], self._at)
+        return baseline_calls(name, self.store, self._chunks[self._at], self._at)
 
     def method_messages(self, name: str) -> tuple[Message, ...]:
         """What the model of method `name` is asked about the chunk; see `baselines`."""
@@ -491,7 +491,7 @@ class Memory(Env):
         """The call that puts the text of `answer` in place of the old one. Raises ValueError where
         there is no text.
         """
-        return METHODS[name].rewritten(self.store, answer)
+        return METHODS[name].rewrite(self.store, answer)
 
     def _observe(self) -> Observation:
         # 1. The items that the agent sees: of each list those near the chunk, and the newest

@@ -344,7 +344,7 @@ def read_text(path: Path, chunk_tokens: int) -> Task:
     DataError.
     """
     pieces = _messages(path) if path.suffix == ".json" else _sentences(text_of(path))
-    chunks = list(chunked(pieces, chunk_tokens))
+    chunks = list(chunks_of(pieces, chunk_tokens))
     if not chunks:
         raise DataError(path, "holds no text; give another file")
     questions_path = path.with_name(path.stem + QUESTIONS)
@@ -357,11 +357,11 @@ def read_text(path: Path, chunk_tokens: int) -> Task:
     return Task(path.name, "memory", level_of(chunks), path.name, data)
 
 
-def chunked(pieces: Iterable[str], most: int) -> Iterator[str]:
+def chunks_of(pieces: Iterable[str], most: int) -> Iterator[str]:
     """`pieces` joined into chunks of at most about `most` tokens, in order, without the white space
     around a chunk. A piece is cut only if it is longer than that, at a space.
 
-    >>> list(chunked(["One two. ", "Three four.\\n", "Five six."], 7))
+    >>> list(chunks_of(["One two. ", "Three four.\\n", "Five six."], 7))
     ['One two. Three four.', 'Five six.']
     """
     chunk: list[str] = []

@@ -76,7 +76,8 @@ def _check_text(text: str, kind: str) -> None:
             f"{kind}: the text is empty; use memory_delete to remove something"
         )
     limit = CORE_TOKENS if kind == CORE else ITEM_TOKENS
-    if (tokens := count_tokens(text)) > limit:
+    tokens = count_tokens(text)
+    if tokens > limit:
         raise RefusedChangeError(
             f"{kind}: the text has {tokens} tokens, and the limit is {limit}; shorten it"
         )

@@ -344,13 +344,9 @@ class TauProblems(ProblemGenerator):
 
 def tasks_of(name: str, split: str) -> list[Task]:
     """The tasks of one split. Raises ConfigError if the package is missing."""
-    return [
-        Task(
-            f"{name}-{split}-{index}",
-            NAME,
-            name,
-            f"{name}/{problem.customer}",
-            {"domain": name, "split": split, "index": index, "digest": problem.digest},
-        )
-        for index, problem in enumerate(package.problems(name, split))
-    ]
+    tasks = []
+    for index, problem in enumerate(package.problems(name, split)):
+        data = {"domain": name, "split": split, "index": index, "digest": problem.digest}
+        group = f"{name}/{problem.customer}"
+        tasks.append(Task(f"{name}-{split}-{index}", NAME, name, group, data))
+    return tasks
