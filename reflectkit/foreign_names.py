@@ -124,11 +124,13 @@ OF_TRL = "group_size"
 """A setting that only commands have in which TRL's names may be expected."""
 
 
-def translated(arguments: Sequence[str], known: Collection[str], levels: Callable[[str], Sequence[str]]) -> list[str]:
+def translated(
+    arguments: Sequence[str], settings: Collection[str], levels: Callable[[str], Sequence[str]]
+) -> list[str]:
     """The command line `arguments` with our flags in place of the original's, which are written
     with underscores: `--load_dir=DIR`.
 
-    known: the settings of the command. levels: of an environment by its name.
+    settings: those of the command. levels: of an environment by its name.
 
     >>> line = ["--load_dir=results/1_sft", "--shuffle_action=True", "--shrink_head"]
     >>> translated(line, {"policy", "model"}, lambda env: ())
@@ -144,17 +146,17 @@ def translated(arguments: Sequence[str], known: Collection[str], levels: Callabl
             # Without an environment, the error is about that
             result += [f"--curriculum={level}" for level in (levels(env) if env else ())]
         elif flag != NOTHING_TO_DO and value != "False":
-            name = _our_flag(flag, known)
+            name = _our_flag(flag, settings)
             result.append(name if value == "True" else f"{name}{equals}{value}")
     return result
 
 
-def _our_flag(flag: str, known: Collection[str]) -> str:
-    """The flag of a command with the settings `known` for the original's `flag`."""
+def _our_flag(flag: str, settings: Collection[str]) -> str:
+    """The flag of a command with these `settings` for the original's `flag`."""
     setting = SETTINGS[ORIGINAL].get(flag.removeprefix("--"))
     if setting is not None and setting.is_same:
         for name in setting.names:
-            if name in known:
+            if name in settings:
                 return _flag(name)
     return flag.replace("_", "-")
 
@@ -165,17 +167,17 @@ def _env_in(arguments: Sequence[str]) -> str:
     return words[words.index("--env") + 1] if "--env" in words[:-1] else ""
 
 
-def meaning(name: str, known: Collection[str]) -> str:
+def meaning(name: str, settings: Collection[str]) -> str:
     """What setting `name` of another toolkit is here, for an error; empty if none has it.
 
-    known: the settings that there are.
+    settings: those that there are.
     """
     flag = _flag(name)
-    if OF_TRL in known and name in SETTINGS[TRL]:
+    if OF_TRL in settings and name in SETTINGS[TRL]:
         return f"{flag} is TRL's; see {_flag(SETTINGS[TRL][name].names[0])} in --help-all"
     for source in (ORIGINAL, OTHERS):
         setting = SETTINGS[source].get(name)
-        names = [each for each in setting.names if each in known] if setting else []
+        names = [each for each in setting.names if each in settings] if setting else []
         if setting and names and source == ORIGINAL:
             return f"{flag} is now {_flag(names[0])} {setting.value}".rstrip()
         if names:

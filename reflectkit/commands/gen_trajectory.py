@@ -168,8 +168,10 @@ class GenTrajectoryConfig(Config):
 
         # 2. A decision model that acts
         decides = self.decides
-        alone = f"--actor {self.actor} takes no --teacher {teacher.name}; leave one of them out"
-        yield decides and not teacher.is_oracle, alone
+        no_teacher = (
+            f"--actor {self.actor} takes no --teacher {teacher.name}; leave one of them out"
+        )
+        yield decides and not teacher.is_oracle, no_teacher
         slips = f"--negatives shows mistakes of the oracle, not of {self.actor}; leave it out"
         yield decides and self.negatives, slips
         if decides:
@@ -532,8 +534,8 @@ def _dry_run(
             tasks,
             count,
             [endpoint],
-            lambda seen, context: [
-                lesson_asked(seen, context, config.history_tokens, acts=acts)[0]
+            lambda observation, context: [
+                lesson_asked(observation, context, config.history_tokens, acts=acts)[0]
             ],
             tokens,
             agent,

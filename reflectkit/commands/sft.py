@@ -15,6 +15,7 @@ from reflectkit.commands import Traits
 from reflectkit.console import Progress, Quiet, Report
 from reflectkit.errors import memory_explained
 from reflectkit.models.hub import hub_options
+from reflectkit.runs.run import Run
 from reflectkit.text import pluralize
 from reflectkit.train.processes import (
     Processes,
@@ -25,7 +26,7 @@ from reflectkit.train.processes import (
 )
 from reflectkit.train.settings import require_trackers
 from reflectkit.train.sft.config import SFTConfig as SFTConfig
-from reflectkit.train.sft.resolve import resolve, resolve_rows
+from reflectkit.train.sft.resolve import SFTRun, resolve, resolve_rows
 
 EXAMPLES = (
     "reflectkit sft --env taxi --role reflection --max-steps 700",
@@ -67,11 +68,7 @@ def run(config: SFTConfig, progress: Progress) -> Report:
     progress = progress if processes.first else Quiet()
     sft_run = resolve(config, rows, processes, progress)
     if config.checkpoints.plan:
-        from reflectkit.train.sft import build, on_service
-
-        if config.engine.remote:
-            return on_service.plan(sft_run)
-        return build.plan(sft_run, progress)
+        return _plan(sft_run, progress)
 
     with shared_run("sft", sft_run.config, list(sft_run.inputs), processes) as current:
         if current.done:
@@ -80,18 +77,29 @@ def run(config: SFTConfig, progress: Progress) -> Report:
         progress.news(f"sft ({config.role}): {count} of {rows.source} → {current.folder}")
         if sft_run.start is not None:
             hub_options(sft_run.start.text)
-        from reflectkit.train.sft import build, fit, on_service, report
+        with memory_explained(config.memory_advice):
+            return _train(sft_run, current, processes, progress)
 
-        if config.engine.remote:
-            remote_training = on_service.build(sft_run, current.folder, progress)
-            return report.report(on_service.fit(remote_training, progress), current)
-        smaller = "use --lora-r, --quantize or a smaller model"
-        shorter = "--max-length" if config.is_from_scratch else smaller
-        advice = f"lower --batch-size, which is {config.batch_size}, or {shorter}"
-        with memory_explained(advice):
-            # 2. Build
-            training = build.build(sft_run, current.folder, processes, progress)
-            # 3. Fit
-            result = fit.fit(training, progress)
-        # 4. Report
-        return report.report(result, current)
+
+def _plan(sft_run: SFTRun, progress: Progress) -> Report:
+    """What training takes (--plan): memory here, or tokens of a training service."""
+    from reflectkit.train.sft import build, on_service
+
+    if sft_run.config.engine.remote:
+        return on_service.plan(sft_run)
+    return build.plan(sft_run, progress)
+
+
+def _train(sft_run: SFTRun, current: Run, processes: Processes, progress: Progress) -> Report:
+    """The three steps after `resolve`, here or on a training service."""
+    from reflectkit.train.sft import build, fit, on_service, report
+
+    if sft_run.config.engine.remote:
+        on_engine = on_service.build(sft_run, current.folder, progress)
+        return report.report(on_service.fit(on_engine, progress), current)
+    # 2. Build
+    training = build.build(sft_run, current.folder, processes, progress)
+    # 3. Fit
+    result = fit.fit(training, progress)
+    # 4. Report
+    return report.report(result, current)

@@ -231,6 +231,13 @@ class SFTConfig(Config):
         return not self.max_steps and not self.epochs
 
     @property
+    def memory_advice(self) -> str:
+        """What to try where memory runs out."""
+        smaller = "use --lora-r, --quantize or a smaller model"
+        other = "--max-length" if self.is_from_scratch else smaller
+        return f"lower --batch-size, which is {self.batch_size}, or {other}"
+
+    @property
     def most_measurements(self) -> int:
         """Measurements in a row without a gain that end training; 0: none do."""
         if self.patience is not None:

@@ -56,19 +56,19 @@ def pack(rows: Sequence[Encoded], limit: int, width: int) -> list[dict[str, list
     for row in sorted(rows, key=lambda row: list(row["input_ids"])):
         # 1. Whether it joins the last pack
         tokens = row["input_ids"]
-        shared = shared_length(before, tokens)
-        new = len(tokens) - shared
+        prefix = shared_length(before, tokens)
+        new = len(tokens) - prefix
         size = len(packs[-1]["input_ids"]) if packs else 0
-        is_cheaper = PAIRS_PER_TOKEN * width * shared >= 2 * size * new
+        is_cheaper = PAIRS_PER_TOKEN * width * prefix >= 2 * size * new
         if not packs or size + new > limit or not is_cheaper:
             packs.append({"input_ids": [], "parents": [], "sources": [], "targets": []})
-            shared, size = 0, 0
+            prefix, size = 0, 0
 
         # 2. Its tokens, and the trained ones among them
-        path = path[:shared] + list(range(size, size + len(tokens) - shared))
+        path = path[:prefix] + list(range(size, size + len(tokens) - prefix))
         columns = packs[-1]
-        columns["input_ids"] += tokens[shared:]
-        for place in range(shared, len(tokens)):
+        columns["input_ids"] += tokens[prefix:]
+        for place in range(prefix, len(tokens)):
             columns["parents"].append(path[place - 1] if place else -1)
         for parent, label in zip(path, row["labels"][1:], strict=False):
             if label != NOT_TRAINED:
