@@ -108,7 +108,12 @@ class DecisionModel:
             # 1. The request with the options in this order
             in_order = [options[index] for index in order]
             request = deciding_request(
-                observation, context, endpoint, in_order, rules=self.rules, more=more
+                observation,
+                context,
+                endpoint,
+                in_order,
+                rules=self.rules,
+                more=more,
             )
             read = partial(_read, FORMS[endpoint.kind], in_order, more)
             outcome = await self.client.ask(request, read)
@@ -130,7 +135,10 @@ class DecisionModel:
 
 
 def _read(
-    form: ModuleType, options: Sequence[str], more: Sequence[StateQuestion], text: str
+    form: ModuleType,
+    options: Sequence[str],
+    more: Sequence[StateQuestion],
+    text: str,
 ) -> tuple[Shares, ...]:
     """The probabilities in the text of an answer. Raises ValueError."""
     rows: tuple[Shares, ...] = form.read_probabilities(json.loads(text), options, more)

@@ -39,18 +39,24 @@ def comments_mismatch(player: Player) -> str:
 
 
 def unlike_training(
-    policy: ModelRef | None, reflector: ModelRef | None, add: str, leave: str
+    policy: ModelRef | None,
+    reflector: ModelRef | None,
+    add: str,
+    leave: str,
 ) -> str:
     """What to warn of where a policy plays with comments and was trained without, or the reverse; "" if nothing says
     so. A checkpoint of `rlft` says whether a reflector commented there; one of `sft` has its role.
 
     add, leave: how to give a reflector, and how to give none.
     """
+    # 1. Whether it read comments in training, as far as it says
     facts = {} if policy is None else policy.facts
     if "reflector" in facts:
         had_comments: bool | None = bool(facts["reflector"])
     else:
         had_comments = {"policy": True, "plain": False, "think": False}.get(str(facts.get("role")))
+
+    # 2. Whether it reads them here; one that learned with and without may do either
     has_comments = reflector is not None
     if had_comments is None or had_comments == has_comments or facts.get("acts_alone"):
         return ""

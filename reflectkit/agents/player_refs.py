@@ -163,7 +163,13 @@ def plugin_names(text: str) -> list[str]:
     return [] if "=" in text else sorted(plugins(PLUGINS))
 
 
-def _player(name: str, policy: str, reflector: str = "", *, method: str = "") -> Player:
+def _player(
+    name: str,
+    policy: str,
+    reflector: str = "",
+    *,
+    method: str = "",
+) -> Player:
     """A player with models. Raises ConfigError where the policy is none."""
     model = ModelRef.parse(policy)
     if not method:
@@ -180,21 +186,28 @@ def _split_folders(text: str) -> tuple[str, str] | None:
         if text[place] == "+":
             pairs.append((text[:place], text[place + 1 :]))
     candidates = [(policy, reflector) for policy, reflector in pairs if os.path.isdir(policy)]
-    candidates.sort(key=lambda pair: bool(pair[1]) and not os.path.isdir(pair[1]))
+    for policy, reflector in candidates:
+        if not reflector or os.path.isdir(reflector):
+            return policy, reflector
     return candidates[0] if candidates else None
 
 
 def _hint(text: str, names: Sequence[str]) -> str:
     """What a --policy without a name probably means: one of the `names`, a folder, or a chat model."""
+    # 1. A name that is nearly right
     close_names = difflib.get_close_matches(text, names, n=1)
     if close_names:
         return f"; did you mean {close_names[0]}?"
+
+    # 2. A run's name instead of its folder
     folders = {
         folder.name: folder for folder in sorted(Path("results").glob("**/")) if checkpoints(folder)
     }
     close_runs = difflib.get_close_matches(_run_name(Path(text.partition("+")[0])), folders, n=1)
     if close_runs:
         return f"; did you mean {close_runs[0]}={folders[close_runs[0]]}?"
+
+    # 3. Something else
     if text.startswith("results/"):
         return "; there is no such run"
     return f"; a chat model is openai:{text} or local:{text}, and a model in a folder or on the hub NAME={text}"

@@ -233,6 +233,8 @@ class Players:
         name = f"reflector {endpoint}" if reflects else str(endpoint)
         if name in self._clients:
             return self._clients[name]
+
+        # 1. One budget for all, and a journal for each
         from reflectkit.chat.client import Budget, client_at
 
         if self._budget is None:
@@ -240,6 +242,8 @@ class Players:
         journal = journal_path(self.setup.env_folder, endpoint)
         if reflects:
             journal = journal.with_name(journal.name.replace("evaluate", "reflector", 1))
+
+        # 2. Its connection
         temperature = 0.0 if reflects or endpoint.decides else config.temperature
         client = client_at(config.chat, endpoint, journal, self._budget, temperature)
         self._clients[name] = self._stack.enter_context(client)

@@ -143,7 +143,11 @@ class Reflector:
     """
 
     def __init__(
-        self, sampler: Sampler, *, temperature: float = 0.0, max_new_tokens: int = COMMENT_TOKENS
+        self,
+        sampler: Sampler,
+        *,
+        temperature: float = 0.0,
+        max_new_tokens: int = COMMENT_TOKENS,
     ) -> None:
         self.sampler, self.temperature, self.max_new_tokens = sampler, temperature, max_new_tokens
         self.memo: dict[str, str] = {}
@@ -218,7 +222,14 @@ class Reflector:
         ids = tuple(prompt_ids(self.sampler.tokenizer, prompt))
         if len(ids) >= self.sampler.context:
             return Comment("", ids, (), ()), 0
-        request = SampleRequest(ids, (), self.max_new_tokens, temperature, seed, self._stop_ids)
+        request = SampleRequest(
+            ids,
+            (),
+            self.max_new_tokens,
+            temperature,
+            seed,
+            self._stop_ids,
+        )
         output = await self.sampler.sample(request)
         text_ids = _text_ids(output, self._stop_ids)
         text = one_line(self.sampler.tokenizer.decode(text_ids, skip_special_tokens=True))
@@ -550,7 +561,10 @@ class TwoPlayerAgent:
 
 
 def _comments(
-    observation: Observation, turns: Sequence[Turn], *, hinted: bool = False
+    observation: Observation,
+    turns: Sequence[Turn],
+    *,
+    hinted: bool = False,
 ) -> list[str | None]:
     """The comment that was read before each of the agent's messages; None before one that none of the `turns` wrote.
 
@@ -574,7 +588,11 @@ def _comments(
 
 
 def cut_report(
-    cut: int, answers: int, limit: int, tokenizer: Callable[[], Any], role: str | None
+    cut: int,
+    answers: int,
+    limit: int,
+    tokenizer: Callable[[], Any],
+    role: str | None,
 ) -> str:
     """What to report about `cut` of the `answers`, which reached their `limit` in tokens; "" unless these are most.
 

@@ -124,7 +124,10 @@ def questions_of(facts: Mapping[str, Any], source: str) -> list[StateQuestion]:
 
 
 def reflector_of(
-    sampler: Sampler, facts: Mapping[str, Any], source: str, temperature: float = 0.0
+    sampler: Sampler,
+    facts: Mapping[str, Any],
+    source: str,
+    temperature: float = 0.0,
 ) -> CommentSource:
     """The reflector of a checkpoint: one that writes, or one that answers questions. temperature: of what it writes."""
     questions = questions_of(facts, source)

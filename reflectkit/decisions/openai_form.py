@@ -32,6 +32,8 @@ from reflectkit.prompts import one_line
 from reflectkit.tools import written_message
 from reflectkit.types import Message, Observation, StateQuestion, ToolCall
 
+# ------------------------------------------------------------------------------------------ input
+
 
 class _Part(BaseModel):
     """A part of a message, an output or instructions: text, or JSON that is rendered as text."""
@@ -126,6 +128,9 @@ def _conversation(items: Sequence[Item]) -> str:
     # 2. Their text
     has_agent = any(message.role in ("assistant", "tool") for message in messages)
     return Observation(tuple(messages), replies=has_agent).text
+
+
+# -------------------------------------------------------------------------------------- questions
 
 
 class _Question(BaseModel):
@@ -230,6 +235,9 @@ class Score(_Question):
         )
 
 
+# ------------------------------------------------------------------------------------- the server
+
+
 class DecisionsRequest(BaseModel):
     """The body of a request."""
 
@@ -272,9 +280,11 @@ class DecisionsRequest(BaseModel):
 
     def response(self, answers: Sequence[Answer], usage: Usage, number: str) -> dict[str, Any]:
         """The JSON value of the answers to all questions, in their order. number: names the request in records."""
-        replies = [
-            question.reply(answer) for question, answer in zip(self.questions, answers, strict=True)
-        ]
+        replies = []
+        for question, answer in zip(self.questions, answers, strict=True):
+            replies.append(question.reply(answer))
+
+        # Nothing is cached for a client, and what was written is thought
         counts = {
             "input_tokens": usage.input_tokens,
             "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": 0},
@@ -285,8 +295,14 @@ class DecisionsRequest(BaseModel):
         return {"id": number, "model": self.model, "answers": replies, "usage": counts}
 
 
+# ------------------------------------------------------------------------------------- the client
+
+
 def request_body(
-    state: str, instructions: str, options: Sequence[str], more: Sequence[StateQuestion] = ()
+    state: str,
+    instructions: str,
+    options: Sequence[str],
+    more: Sequence[StateQuestion] = (),
 ) -> dict[str, Any]:
     """The body of a request, without the model, for a choice among `options`, which are all different. more: further
     questions, which have options.

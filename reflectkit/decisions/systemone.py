@@ -34,6 +34,9 @@ ACTION = "action"
 """The name of the one question that a client here asks."""
 
 
+# -------------------------------------------------------------------------------------- questions
+
+
 class _Sides(BaseModel):
     """What counts as yes, and as no."""
 
@@ -101,15 +104,19 @@ class Score(BaseModel):
 
     def reply(self, answer: Answer) -> dict[str, Any]:
         """The answer's JSON value."""
+        # Levels are keys of JSON objects, which are texts
+        legend = {str(level): text for level, text in enumerate(self.criteria)}
+        shares = {str(level): share for level, share in enumerate(answer.probabilities)}
         return {
             "type": "score",
             "score": answer.mean_level,
-            "legend": {str(level): description for level, description in enumerate(self.criteria)},
-            "probabilities": {
-                str(level): share for level, share in enumerate(answer.probabilities)
-            },
+            "legend": legend,
+            "probabilities": shares,
             "confidence": answer.score_confidence,
         }
+
+
+# ------------------------------------------------------------------------------------- the server
 
 
 class SystemOneRequest(BaseModel):
@@ -153,8 +160,14 @@ class SystemOneRequest(BaseModel):
         return {"model": self.model, "answers": replies, "usage": counts, "x_id": number}
 
 
+# ------------------------------------------------------------------------------------- the client
+
+
 def request_body(
-    state: str, instructions: str, options: Sequence[str], more: Sequence[StateQuestion] = ()
+    state: str,
+    instructions: str,
+    options: Sequence[str],
+    more: Sequence[StateQuestion] = (),
 ) -> dict[str, Any]:
     """The body of a request, without the model, for a choice among `options`, which are all different. more: further
     questions, which have options, and names of their own.

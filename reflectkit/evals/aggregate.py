@@ -35,6 +35,9 @@ LADDER = (1, 2, 4, 8, 16, 32)
 Range = tuple[float, float]
 """The least and the greatest value of a figure, whoever played."""
 
+Comparison = tuple[str, str, str, str]
+"""A figure, a level, and two players."""
+
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
@@ -125,7 +128,7 @@ def player_rows(parts: Sequence[Sequence[EpisodeRow]]) -> list[PlayerRow]:
     silent = silent_levels(every)
     seed_numbers = [number for number, part in enumerate(parts) for _ in part]
     numbered = list(zip(seed_numbers, every, strict=True))
-    players = grouped(numbered, lambda pair: (pair[1].name, pair[1].level))
+    players = grouped(numbered, key=lambda pair: (pair[1].name, pair[1].level))
 
     rows = []
     for (_, level), pairs in players.items():
@@ -175,7 +178,6 @@ def player_row(
     answers = max(1, turns.turns + len(unfit))
     illegal = turns.illegal + sum(episode.illegal_at_end for episode in unfit)
     unreadable = turns.unreadable + sum(episode.unreadable_at_end for episode in unfit)
-    prices = [episode.price_usd for episode in episodes]
 
     # 3. Success of those that gave an answer
     named_episodes = right_of_named = None
@@ -197,7 +199,7 @@ def player_row(
         steps=turns.turns / count,
         illegal_share=illegal / answers,
         unreadable_share=unreadable / answers,
-        price_usd=None if None in prices else sum(price for price in prices if price is not None),
+        price_usd=_total_price(episodes),
         reflection_words=turns.words / turns.comments if turns.comments else None,
         tokens=turns.tokens / count,
         thoughts=turns.thoughts / count,
@@ -208,6 +210,16 @@ def player_row(
         pass_at={} if silent else _passes(seeds, clusters, pass_at),
         pass_all={} if silent else _passes(seeds, clusters, pass_all),
     )
+
+
+def _total_price(episodes: Iterable[EpisodeRow]) -> float | None:
+    """The cost of all requests in US dollars; None if one is unknown."""
+    total = 0.0
+    for episode in episodes:
+        if episode.price_usd is None:
+            return None
+        total += episode.price_usd
+    return total
 
 
 def _successes(episodes: Iterable[EpisodeRow]) -> Mapping[str, float]:
@@ -234,23 +246,28 @@ def _passes(
     """The `chance` pass@k or pass^k by k, if every problem was tried several times by one model. A problem's chance is
     its mean over the models. One counts at k if k of its tries were not aborted.
     """
-    numbered = [(number, episode) for number, seed in enumerate(seeds) for episode in seed]
-    tries = Counter((number, episode.task) for number, episode in numbered)
-    fewest = min(tries.values(), default=0)
-    if fewest < 2:
+    # 1. The outcomes of each model's tries of each problem
+    fewest_tries = math.inf
+    outcomes: list[tuple[str, list[bool]]] = []
+    for seed in seeds:
+        counts = Counter(episode.task for episode in seed)
+        fewest_tries = min([fewest_tries, *counts.values()])
+        complete = [episode for episode in seed if not episode.is_aborted]
+        for task, group in grouped(complete, lambda episode: episode.task).items():
+            outcomes.append((task, [bool(episode.success) for episode in group]))
+    if fewest_tries < 2:
         return {}
-    complete = [(number, episode) for number, episode in numbered if not episode.is_aborted]
-    groups = grouped(complete, lambda pair: (pair[0], pair[1].task))
+
+    # 2. Their chances
     passes = {}
     for k in LADDER:
-        enough = {key: group for key, group in groups.items() if len(group) >= k}
-        if k > fewest or not enough:
-            continue
-        chances = []
-        for (_, task), group in enough.items():
-            right = sum(bool(episode.success) for _, episode in group)
-            chances.append((task, chance(k, right, len(group))))
-        passes[k] = _rate(by_task(chances), clusters, sum(map(len, enough.values())))
+        chances, trials = [], 0
+        for task, tries in outcomes:
+            if len(tries) >= k:
+                chances.append((task, chance(k, sum(tries), len(tries))))
+                trials += len(tries)
+        if k <= fewest_tries and chances:
+            passes[k] = _rate(by_task(chances), clusters, trials)
     return passes
 
 
@@ -297,8 +314,10 @@ def _over_seeds(
     figures = {}
     for name, figure in row.figures.items():
         means = [each.figures[name].mean for each in seeds if name in each.figures]
-        limits = (0.0, 1.0) if is_share(ranges[name]) else (-math.inf, math.inf)
-        figures[name] = _extended(figure, means, *limits)
+        if is_share(ranges[name]):
+            figures[name] = _extended(figure, means, 0.0, 1.0)
+        else:
+            figures[name] = _extended(figure, means)
 
     # 3. Calibration
     calibration = {}
@@ -315,21 +334,29 @@ def _over_seeds(
         )
 
     # 4. Tries
-    chances_at = {}
-    chances_all = {}
-    for k, chance in row.pass_at.items():
-        means = [each.pass_at[k].mean for each in seeds if k in each.pass_at]
-        chances_at[k] = _extended(chance, means, 0.0, 1.0)
-    for k, chance in row.pass_all.items():
-        means = [each.pass_all[k].mean for each in seeds if k in each.pass_all]
-        chances_all[k] = _extended(chance, means, 0.0, 1.0)
+    pass_at = _passes_over_seeds(row.pass_at, [each.pass_at for each in seeds])
+    pass_all = _passes_over_seeds(row.pass_all, [each.pass_all for each in seeds])
     return replace(
-        row, figures=figures, calibration=calibration, pass_at=chances_at, pass_all=chances_all
+        row, figures=figures, calibration=calibration, pass_at=pass_at, pass_all=pass_all
     )
 
 
+def _passes_over_seeds(
+    chances: Mapping[int, Estimate], seeds: Sequence[Mapping[int, Estimate]]
+) -> dict[int, Estimate]:
+    """`chances` by k with their intervals extended to those over the seeds' own."""
+    extended = {}
+    for k, chance in chances.items():
+        means = [each[k].mean for each in seeds if k in each]
+        extended[k] = _extended(chance, means, 0.0, 1.0)
+    return extended
+
+
 def _extended(
-    estimate: Estimate, means: Sequence[float], least: float = -math.inf, greatest: float = math.inf
+    estimate: Estimate,
+    means: Sequence[float],
+    least: float = -math.inf,
+    greatest: float = math.inf,
 ) -> Estimate:
     """`estimate`, over tasks, with its interval extended to the t interval of the seeds' own `means`, which are from
     `least` to `greatest`.
@@ -337,8 +364,9 @@ def _extended(
     if estimate.low is None or estimate.high is None or len(means) < 2:
         return estimate
     low, high = mean_interval([[mean] for mean in means])
-    low = max(least, min(estimate.low, low))
-    return replace(estimate, low=low, high=min(greatest, max(estimate.high, high)))
+    low = min(estimate.low, low)
+    high = max(estimate.high, high)
+    return replace(estimate, low=max(least, low), high=min(greatest, high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,26 +472,25 @@ def differences_over_seeds(parts: Sequence[Sequence[EpisodeRow]]) -> list[Differ
         return compared
 
     # 1. The seeds' own differences, in which two players may be in the other order
-    seed_gaps: dict[tuple[str, ...], list[float]] = {}
+    seed_gaps: dict[Comparison, list[float]] = {}
     for part in parts:
         for gap in differences(part):
-            for key, value in (
-                ((gap.figure, gap.level, gap.first, gap.second), gap.difference),
-                ((gap.figure, gap.level, gap.second, gap.first), -gap.difference),
-            ):
-                seed_gaps.setdefault(key, []).append(value)
+            key = (gap.figure, gap.level, gap.first, gap.second)
+            mirrored = (gap.figure, gap.level, gap.second, gap.first)
+            seed_gaps.setdefault(key, []).append(gap.difference)
+            seed_gaps.setdefault(mirrored, []).append(-gap.difference)
 
     # 2. Those of all seeds
-    shares = {
-        SUCCESS,
-        *(name for name, values in figure_ranges(episodes).items() if is_share(values)),
-    }
+    ranges = figure_ranges(episodes)
     extended = []
     for gap in compared:
         gaps = seed_gaps.get((gap.figure, gap.level, gap.first, gap.second), [])
         if len(gaps) > 1:
-            limit = 1.0 if gap.figure in shares else math.inf
-            ends = _extended(Estimate(gap.difference, gap.low, gap.high), gaps, -limit, limit)
+            limit = math.inf
+            if gap.figure == SUCCESS or (gap.figure in ranges and is_share(ranges[gap.figure])):
+                limit = 1.0
+            estimate = Estimate(gap.difference, gap.low, gap.high)
+            ends = _extended(estimate, gaps, -limit, limit)
             p = max(gap.p, mean_p([[value] for value in gaps]))
             gap = replace(gap, low=ends.low, high=ends.high, p=p)
         extended.append(gap)

@@ -73,11 +73,24 @@ def deciding_alone(
     """What a decision model is asked. comments: whether it comments for a policy."""
     more = further_questions(context.env) if comments else []
     options = options_of(observation, endpoint)
-    return [deciding_request(observation, context, endpoint, options, rules=rules, more=more)]
+    return [
+        deciding_request(
+            observation,
+            context,
+            endpoint,
+            options,
+            rules=rules,
+            more=more,
+        )
+    ]
 
 
 def planned_calls(
-    player: Player, setup: PlayersSetup, level: str, tasks: Sequence[Task], repeats: int
+    player: Player,
+    setup: PlayersSetup,
+    level: str,
+    tasks: Sequence[Task],
+    repeats: int,
 ) -> PlannedCalls:
     """What the chat models of `player` are asked where each of the tasks is played `repeats` times."""
     endpoints = [setup.endpoint_of(model) for model in player.api_models]
@@ -150,7 +163,14 @@ def cost_of_playing(
             planned.append(
                 planned_calls(player, config.players_setup, level, level_tasks, config.eval_reps)
             )
-    return estimate("evaluate", config.setup, config.chat, planned, progress, config.run.seed)
+    return estimate(
+        "evaluate",
+        config.setup,
+        config.chat,
+        planned,
+        progress,
+        config.run.seed,
+    )
 
 
 def estimate(
@@ -204,7 +224,12 @@ def estimate(
     return Report(stage, setup.env_folder, figures, (), (Table(TITLE, columns, tuple(cells)),))
 
 
-def _rehearse(part: PlannedCalls, setup: EnvSetup, progress: Progress, seed: int) -> _Rehearsal:
+def _rehearse(
+    part: PlannedCalls,
+    setup: EnvSetup,
+    progress: Progress,
+    seed: int,
+) -> _Rehearsal:
     """The requests of one episode of each task, one after the other. Raises EnvironmentFailure if all were aborted."""
     rehearsal = _Rehearsal(part)
     episodes = [Episode(task, derive(seed, "evaluate", task.id, 0)) for task in part.tasks]

@@ -72,7 +72,10 @@ class PlayedLevel:
 
 
 def play(
-    run: EvaluationRun, players: Players, folder: Path, progress: Progress
+    run: EvaluationRun,
+    players: Players,
+    folder: Path,
+    progress: Progress,
 ) -> list[PlayedLevel]:
     """Episodes of all players at all levels. folder: for the files of their lines; what an earlier process saved there
     is not played again.
@@ -83,14 +86,26 @@ def play(
     for number, player in enumerate(run.players):
         for level in run.tasks:
             path = folder / f"{number}-{level}.jsonl"
-            part = _play_level(run, players, player, level, path, progress)
+            part = _play_level(
+                run,
+                players,
+                player,
+                level,
+                path,
+                progress,
+            )
             _report_oddities(run.config, part, len(run.tasks[level]), progress)
             parts.append(part)
     return parts
 
 
 def _play_level(
-    run: EvaluationRun, players: Players, player: Player, level: str, path: Path, progress: Progress
+    run: EvaluationRun,
+    players: Players,
+    player: Player,
+    level: str,
+    path: Path,
+    progress: Progress,
 ) -> PlayedLevel:
     """An episode of each problem and repeat, added to `path` as they end."""
     config = run.config
@@ -123,7 +138,14 @@ def _play_level(
             make = setup.maker(level)
             make_env = (lambda: Advised(make())) if config.score_oracle else make
             recorder = _Recorder(
-                config, player, level, critic, saved, file, bar, ToolErrors(progress.news)
+                config,
+                player,
+                level,
+                critic,
+                saved,
+                file,
+                bar,
+                ToolErrors(progress.news),
             )
 
             # 3. The others
@@ -132,7 +154,14 @@ def _play_level(
                 player.is_chat and config.chat.max_cost_usd is not None
             ):  # so that the budget pays for whole episodes
                 width = min(width, config.chat.concurrency)
-            rollout(remaining, make_env, agent, width=width, on_end=recorder.record, keep=False)
+            rollout(
+                remaining,
+                make_env,
+                agent,
+                width=width,
+                on_end=recorder.record,
+                keep=False,
+            )
             players.stop_if_spent(player)
     return PlayedLevel(
         player, level, path, [saved[episode.task.id, episode.seed] for episode in episodes]
@@ -210,7 +239,10 @@ def _saved_episodes(path: Path, progress: Progress) -> dict[EpisodeKey, SavedEpi
 
 
 def _report_oddities(
-    config: EvaluateConfig, part: PlayedLevel, task_count: int, progress: Progress
+    config: EvaluateConfig,
+    part: PlayedLevel,
+    task_count: int,
+    progress: Progress,
 ) -> None:
     """Report what makes the figures of these episodes mislead. task_count: the number of problems."""
     setup = config.setup

@@ -24,7 +24,10 @@ Curve = tuple[Sequence[float], Sequence[float]]
 
 
 def read_curves(
-    paths: Sequence[Path], figure: str, against: str = "episodes", window: int = 1
+    paths: Sequence[Path],
+    figure: str,
+    against: str = "episodes",
+    window: int = 1,
 ) -> list[Curve]:
     """The smoothed curve of the figure of each run; chained runs give each update once.
 
@@ -104,7 +107,12 @@ def _rows_of(path: Path) -> Rows:
     return rows
 
 
-def _curve(path: Path, rows: Rows, figure: str, against: str) -> tuple[list[float], list[float]]:
+def _curve(
+    path: Path,
+    rows: Rows,
+    figure: str,
+    against: str,
+) -> tuple[list[float], list[float]]:
     # Not every update is validated or has rows to learn
     is_in_some = any(figure in row for _, _, row in rows.values())
     places: list[float] = []
@@ -120,7 +128,12 @@ def _curve(path: Path, rows: Rows, figure: str, against: str) -> tuple[list[floa
     return places, values
 
 
-def number_in(path: Path, line: int, row: Mapping[str, Any], name: str) -> Any:
+def number_in(
+    path: Path,
+    line: int,
+    row: Mapping[str, Any],
+    name: str,
+) -> Any:
     """A figure of a row. Raises DataError if it is not a number."""
     value = row.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= LARGEST:
@@ -146,7 +159,10 @@ SHARES = ("success_rate", "accuracy", "tool_success", "content", "success")  # f
 
 
 def draw_curves(
-    panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: str, window: int, out: Path
+    panels: Mapping[str, Mapping[str, Sequence[Curve]]],
+    against: str,
+    window: int,
+    out: Path,
 ) -> None:
     """One panel per figure: the median of each name's curves (x, y), with their range if there are several; with more
     than BANDS names, each curve as a thin line instead. window: of the moving average that the curves are of.
@@ -180,7 +196,12 @@ def draw_curves(
 
 
 def _draw_curve(
-    panel: Any, name: str, index: int, seeds: Sequence[Curve], *, has_band: bool
+    panel: Any,
+    name: str,
+    index: int,
+    seeds: Sequence[Curve],
+    *,
+    has_band: bool,
 ) -> None:
     """The median of a name's curves, and their range or each of them. index: of the colour and the style."""
     import numpy as np
@@ -204,7 +225,14 @@ def _draw_curve(
     if len(seeds) > 1 and has_band:
         low = values_SN.min(axis=0)
         high = values_SN.max(axis=0)
-        panel.fill_between(places, low, high, color=line["color"], alpha=0.2, linewidth=0)
+        panel.fill_between(
+            places,
+            low,
+            high,
+            color=line["color"],
+            alpha=0.2,
+            linewidth=0,
+        )
     elif len(seeds) > 1:
         panel.plot(places, values_SN.T, linewidth=0.7, alpha=0.5, **line)
 
@@ -284,9 +312,22 @@ def draw_reliability(
             total = sum(row["forecasts"] for row in bins)  # of which a dot's size is a share
             sizes = [12 + 160 * row["forecasts"] / total for row in bins]
             panel.errorbar(
-                places, hits, yerr=errors, color=colour, linewidth=1, elinewidth=0.8, capsize=2
+                places,
+                hits,
+                yerr=errors,
+                color=colour,
+                linewidth=1,
+                elinewidth=0.8,
+                capsize=2,
             )
-            panel.scatter(places, hits, s=sizes, color=colour, alpha=0.8, label=label_text(name))
+            panel.scatter(
+                places,
+                hits,
+                s=sizes,
+                color=colour,
+                alpha=0.8,
+                label=label_text(name),
+            )
 
         # 2. What they are
         panel.set(

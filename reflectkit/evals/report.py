@@ -110,7 +110,10 @@ def recompute(config: EvaluateConfig, progress: Progress) -> Report:
 
 
 def write_tables(
-    current: Run, title: str, parts: Sequence[Sequence[EpisodeRow]], extra: Mapping[str, Any]
+    current: Run,
+    title: str,
+    parts: Sequence[Sequence[EpisodeRow]],
+    extra: Mapping[str, Any],
 ) -> tuple[dict[str, Any], list[Path]]:
     """The figures of the report, and the files that are written. parts: the episodes of each seed. extra: more of
     eval.json.

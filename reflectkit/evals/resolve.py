@@ -99,7 +99,14 @@ def resolve(
         warnings += length_mismatches(config.max_new_tokens, folders)
     for warning in warnings:
         progress.news(f"warning: {warning}")
-    return EvaluationRun(config, tasks, players, tuple(folders), tuple(inputs), tuple(warnings))
+    return EvaluationRun(
+        config,
+        tasks,
+        players,
+        tuple(folders),
+        tuple(inputs),
+        tuple(warnings),
+    )
 
 
 def title_of(

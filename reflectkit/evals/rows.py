@@ -278,6 +278,7 @@ class PlayerRow:
     def to_json(self) -> dict[str, Any]:
         """As eval.json has it: what is unknown is None, and what there is none of is left out."""
         success = Estimate(0.0, None, None) if self.success is None else self.success
+        # 1. What all have
         row: dict[str, Any] = {
             "name": self.name,
             "env": self.env,
@@ -299,6 +300,8 @@ class PlayerRow:
             "thoughts": self.thoughts,
             "figures": {name: asdict(figure) for name, figure in self.figures.items()},
         }
+
+        # 2. What some have
         if self.named_episodes is not None and self.right_of_named is not None:
             row["named_episodes"] = self.named_episodes
             row |= self.right_of_named.to_json("right_of_named")
@@ -307,10 +310,9 @@ class PlayerRow:
                 kind: scores.to_json() for kind, scores in self.calibration.items()
             }
         for kind, by_k in (("pass_at", self.pass_at), ("pass_all", self.pass_all)):
-            if by_k:
-                row[kind] = {str(k): chance.mean for k, chance in by_k.items()}
-                row[f"{kind}_low"] = {str(k): chance.low for k, chance in by_k.items()}
-                row[f"{kind}_high"] = {str(k): chance.high for k, chance in by_k.items()}
+            for k, chance in by_k.items():  # a table by k for the mean and for each end
+                for name, value in chance.to_json(kind).items():
+                    row.setdefault(name, {})[str(k)] = value
         if self.by_seed is not None:
             row["by_seed"] = list(self.by_seed)
         return row
@@ -318,6 +320,7 @@ class PlayerRow:
     @classmethod
     def from_json(cls, row: Json) -> Self:
         """The row that `to_json` wrote."""
+        # 1. What some have
         success = None
         if row["success"] is not None:
             success = Estimate(row["success"], row["low"], row["high"])
@@ -327,6 +330,8 @@ class PlayerRow:
             for k, mean in row.get(kind, {}).items():
                 by_k[int(k)] = Estimate(mean, row[f"{kind}_low"][k], row[f"{kind}_high"][k])
         calibration = row.get("calibration", {})
+
+        # 2. With what all have
         return cls(
             name=row["name"],
             env=row["env"],
@@ -360,10 +365,10 @@ class PlayerRow:
         columns = {name: value for name, value in row.items() if not isinstance(value, dict | list)}
         for name, figure in self.figures.items():
             columns |= figure.to_json(f"env_{name}" if name in row else name)
-        for kind, by_k in (("pass_at", self.pass_at), ("pass_all", self.pass_all)):
-            columns |= {f"{kind}_{k}": chance.mean for k, chance in by_k.items()}
-            columns |= {f"{kind}_{k}_low": chance.low for k, chance in by_k.items()}
-            columns |= {f"{kind}_{k}_high": chance.high for k, chance in by_k.items()}
+        for kind in ("pass_at", "pass_all"):
+            for end in ("", "_low", "_high"):
+                for k, value in row.get(f"{kind}{end}", {}).items():
+                    columns[f"{kind}_{k}{end}"] = value
         return columns
 
     def estimate(self, figure: str) -> Estimate | None:

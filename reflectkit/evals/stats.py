@@ -63,13 +63,23 @@ def rate_interval(clusters: Clusters, trials: int | None = None) -> tuple[float,
 
 
 def rate_ends(
-    totals_C: Array, squares: float, sizes_C: Array, trials: float = math.inf
+    totals_C: Array,
+    squares: float,
+    sizes_C: Array,
+    trials: float = math.inf,
 ) -> tuple[float, float]:
     """`rate_interval` from the clusters' sums of outcomes, the sum of all squares and the clusters' sizes."""
     from scipy.special import betaincinv
 
     mean = min(max(float(totals_C.sum() / sizes_C.sum()), 0.0), 1.0)
-    effective = effective_tasks(totals_C, squares, sizes_C, mean * (1 - mean), 4.0, trials)
+    effective = effective_tasks(
+        totals_C,
+        squares,
+        sizes_C,
+        mean * (1 - mean),
+        4.0,
+        trials,
+    )
     effective *= (Z95 / _t95(len(sizes_C))) ** 2  # Korn and Graubard 1998
     right = mean * effective + 0.5
     wrong = (1 - mean) * effective + 0.5
@@ -212,7 +222,14 @@ def paired(
     by_common = {task: first[task] - second[task] for task in first if task in second}
     clusters = by_cluster(by_common, cluster_of or {})
     if not clusters:
-        return Paired(math.nan, math.nan, math.nan, math.nan, 0, 0)
+        return Paired(
+            math.nan,
+            math.nan,
+            math.nan,
+            math.nan,
+            0,
+            0,
+        )
     totals_C, squares, sizes_C = _sums(clusters)
     gaps = [gap for cluster in clusters for gap in cluster]
 
@@ -230,12 +247,31 @@ def paired(
     # 3. The test, with which it agrees
     signs_DC, is_exact = flips(totals_C, DRAWS)
     p = sign_flip_p(totals_C, signs_DC, is_exact)
-    low, high = agree_with_test(low, high, p, totals_C, sizes_C, signs_DC, is_exact)
-    return Paired(math.fsum(gaps) / len(gaps), low, high, p, len(gaps), len(clusters))
+    low, high = agree_with_test(
+        low,
+        high,
+        p,
+        totals_C,
+        sizes_C,
+        signs_DC,
+        is_exact,
+    )
+    return Paired(
+        math.fsum(gaps) / len(gaps),
+        low,
+        high,
+        p,
+        len(gaps),
+        len(clusters),
+    )
 
 
 def difference_ends(
-    totals_C: Array, gain: float, squares: float, sizes_C: Array, trials: float = math.inf
+    totals_C: Array,
+    gain: float,
+    squares: float,
+    sizes_C: Array,
+    trials: float = math.inf,
 ) -> tuple[float, float]:
     """Tango's 95 % score interval of the mean gap over tasks, of gaps in [-1, 1].
 
@@ -249,7 +285,14 @@ def difference_ends(
     mean = total / tasks
     loss = max(gain - total, 0.0)
     variance = (gain + loss) / tasks - mean**2
-    effective = effective_tasks(totals_C, squares, sizes_C, variance, 1.0, trials)
+    effective = effective_tasks(
+        totals_C,
+        squares,
+        sizes_C,
+        variance,
+        1.0,
+        trials,
+    )
     gain, loss = gain / tasks * effective, loss / tasks * effective
 
     def score(gap: float) -> float:
@@ -295,7 +338,7 @@ def flips(totals_C: Array, draws: int) -> tuple[Array, bool]:
 
     # 2. Random signs, and in place of those of the clusters that differ all patterns
     bits_DC = np.random.default_rng(0).integers(2, size=(patterns * repeats, count), dtype=np.int8)
-    signs_DC = bits_DC * np.int8(2) - np.int8(1)
+    signs_DC = bits_DC * np.int8(2) - np.int8(1)  # -1 and 1
     if is_exact:
         of_differing = np.array(list(product((-1, 1), repeat=len(differing))), dtype=np.int8)
         signs_DC[:, differing] = np.tile(of_differing, (repeats, 1))

@@ -92,7 +92,12 @@ def measure_of(rows: Sequence[PlayerRow], measure: str = SUCCESS) -> str:
     return RETURN if measure == SUCCESS and not _report_success(last) else measure
 
 
-def summary_table(title: str, rows: Sequence[PlayerRow], measure: str, where: str) -> Table:
+def summary_table(
+    title: str,
+    rows: Sequence[PlayerRow],
+    measure: str,
+    where: str,
+) -> Table:
     """The players at the last level, at most MOST_SUMMED: those that were trained come last in an evaluation. title: of
     the whole table, which says whether the problems are held out. where: the file with all figures.
     """
@@ -111,7 +116,10 @@ def summary_table(title: str, rows: Sequence[PlayerRow], measure: str, where: st
 
 
 def result_sentence(
-    template: str, rows: Sequence[PlayerRow], compared: Sequence[Difference], measure: str
+    template: str,
+    rows: Sequence[PlayerRow],
+    compared: Sequence[Difference],
+    measure: str,
 ) -> str:
     """`template` with the success of each {PLAYER} at the last level in percent, and which differences between one and
     the next may be chance. Without a template, or one of its players, or where `measure` is the return: the best
@@ -174,7 +182,11 @@ def tries_table(rows: Sequence[PlayerRow]) -> list[Table]:
             columns[f"pass^{k}"] = [_chance(row.pass_all.get(k)) for row in rows]
     if not columns:
         return []
-    columns = {"policy": [row.name for row in rows], "level": [row.level for row in rows]} | columns
+    columns = {
+        "policy": [row.name for row in rows],
+        "level": [row.level for row in rows],
+        **columns,
+    }
     title = "Tries, %: pass@k is one success or more in k, pass^k is k of k"
     return [Table(title, tuple(columns), tuple(zip(*columns.values(), strict=True)))]
 
@@ -223,10 +235,16 @@ def differences_table(compared: Sequence[Difference], figure: str) -> Table:
     """Paired differences in one figure as a table, in percentage points unless it is the return. With many players,
     those from the first.
     """
-    players = list(dict.fromkeys(name for gap in compared for name in (gap.first, gap.second)))
+    # 1. Those of all pairs, or of one player with the others
+    players: dict[str, None] = {}
+    for gap in compared:
+        players |= {gap.first: None, gap.second: None}
     listed = list(compared)
     if len(players) > MANY:
-        listed = [gap for gap in compared if players[0] in (gap.first, gap.second)]
+        first = next(iter(players))
+        listed = [gap for gap in compared if first in (gap.first, gap.second)]
+
+    # 2. Those in the figure
     unit = "" if figure == RETURN else ", in points"
     rest = "; eval.json has those of other pairs" if len(listed) < len(compared) else ""
     title = f"Paired differences in {figure}{unit} (p from sign flips of clusters; of several seeds also by t){rest}"
@@ -262,15 +280,19 @@ def p_columns(p_values: Sequence[float | None]) -> tuple[tuple[str, ...], list[t
     """(headings, cells of each row) of a table's p-values; with more than MANY_TESTS also adjusted ones, by Benjamini
     and Hochberg 1995, J. R. Stat. Soc. B 57:289. None: unknown, and not counted.
     """
+    # 1. As they are
     tests = [p for p in p_values if p is not None]
+    texts = ["" if p is None else f"{p:.3g}" for p in p_values]
     if len(tests) <= MANY_TESTS:
-        return ("p",), [("" if p is None else f"{p:.3g}",) for p in p_values]
+        return ("p",), [(text,) for text in texts]
+
+    # 2. With those that are adjusted for their number
     from scipy.stats import false_discovery_control
 
     adjusted = iter(false_discovery_control(tests))
     cells: list[tuple[str, ...]] = []
-    for p in p_values:
-        cells.append(("", "") if p is None else (f"{p:.3g}", f"{next(adjusted):.3g}"))
+    for text in texts:
+        cells.append((text, f"{next(adjusted):.3g}" if text else ""))
     return ("p", f"p, adjusted for {len(tests)}"), cells
 
 

@@ -187,7 +187,10 @@ HALF_PAIRS = re.compile("[\ud800-\udfff]")
 
 
 def inspect_log(
-    run: str, created: datetime.datetime, settings: Mapping[str, Any], episodes: Sequence[Played]
+    run: str,
+    created: datetime.datetime,
+    settings: Mapping[str, Any],
+    episodes: Sequence[Played],
 ) -> tuple[str, bytes]:
     """(name of its file, content) of an eval log for Inspect (https://inspect.aisi.org.uk/eval-logs.html): one player
     at one level of one run. created: when the run was made. settings: from its config.json.

@@ -307,7 +307,13 @@ def usable_after(trajectory: Trajectory) -> bool:
     return trajectory.status is not Status.ABORTED or agent_failed
 
 
-async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0.0) -> Trajectory:
+async def play(
+    episode: Episode,
+    env: Env,
+    agent: Agent,
+    *,
+    timeout_s: float = 0.0,
+) -> Trajectory:
     """Play one episode.
 
     timeout_s: seconds after which it is TRUNCATED as by a prompt that is too long; 0: no limit.
@@ -324,7 +330,10 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
     start = derive(episode.seed, "env") if episode.start is None else episode.start
 
     def trajectory_of(
-        status: Status, reason: str = "", unexecuted: Decision | None = None, penalty: float = 0.0
+        status: Status,
+        reason: str = "",
+        unexecuted: Decision | None = None,
+        penalty: float = 0.0,
     ) -> Trajectory:
         success = False
         if turns and status is not Status.ABORTED:

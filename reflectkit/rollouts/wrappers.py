@@ -109,7 +109,13 @@ class Checked(Wrapper):
     def __getattr__(self, name: str) -> Any:
         return _called_outside_loop(super().__getattr__(name))
 
-    def need(self, fits: bool, subject: str, value: object, expected: str) -> None:
+    def need(
+        self,
+        fits: bool,
+        subject: str,
+        value: object,
+        expected: str,
+    ) -> None:
         """Raises ConfigError unless `fits`. subject: what is checked, with its verb. expected: what to return."""
         if not fits:
             if inspect.iscoroutine(value):
