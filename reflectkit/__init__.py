@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from reflectkit.integrations.agent import Act, LoadedAgent, load_agent
     from reflectkit.integrations.functions import Result, evaluate, gen_trajectory, rlft, sft
     from reflectkit.rollouts.episode import Episode, rollout
-    from reflectkit.types import Decision, Message, Observation, StateQuestion, Task, Trajectory, Turn
+    from reflectkit.types import (
+        Decision,
+        Message,
+        Observation,
+        StateQuestion,
+        Task,
+        Trajectory,
+        Turn,
+    )
 
 __version__ = VERSION
 __all__ = [
@@ -59,12 +67,16 @@ _PLACES = {
     **dict.fromkeys(("Config", "option"), "reflectkit.config"),
     **dict.fromkeys(("ChoiceEnv", "Env", "StepResult", "Taskset", "Teacher"), "reflectkit.env"),
     **dict.fromkeys(("ReflectkitError",), "reflectkit.errors"),
-    **dict.fromkeys(("Decision", "Message", "Observation", "StateQuestion", "Task"), "reflectkit.types"),
+    **dict.fromkeys(
+        ("Decision", "Message", "Observation", "StateQuestion", "Task"), "reflectkit.types"
+    ),
     **dict.fromkeys(("Trajectory", "Turn"), "reflectkit.types"),
     **dict.fromkeys(("env_class", "make"), "reflectkit.envs"),
     **dict.fromkeys(("Episode", "rollout"), "reflectkit.rollouts.episode"),
     **dict.fromkeys(("Act", "LoadedAgent", "load_agent"), "reflectkit.integrations.agent"),
-    **dict.fromkeys(("Result", "evaluate", "gen_trajectory", "rlft", "sft"), "reflectkit.integrations.functions"),
+    **dict.fromkeys(
+        ("Result", "evaluate", "gen_trajectory", "rlft", "sft"), "reflectkit.integrations.functions"
+    ),
 }
 
 

@@ -56,7 +56,9 @@ class FromText:
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         instance = core_schema.is_instance_schema(cls)
-        return core_schema.custom_error_schema(instance, "text", custom_error_message="Input should be text")
+        return core_schema.custom_error_schema(
+            instance, "text", custom_error_message="Input should be text"
+        )
 
 
 class Config(BaseModel):
@@ -65,7 +67,12 @@ class Config(BaseModel):
     """
 
     model_config = ConfigDict(
-        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        defer_build=True,
     )
 
     @classmethod
@@ -112,12 +119,18 @@ class Config(BaseModel):
         field = cls.model_fields[str(info.field_name)]
         if choice := _choice(field):
             settings_class = choice.made(info.data)
-            return value if isinstance(value, settings_class) else settings_class.model_validate(value)
+            return (
+                value if isinstance(value, settings_class) else settings_class.model_validate(value)
+            )
 
         # 2. A flag that is given once is a list of one
         if get_origin(field.annotation) is tuple:
             values = [value] if isinstance(value, str | Path) else value
-            return tuple(_usable(part, field) for part in values) if isinstance(values, list | tuple) else value
+            return (
+                tuple(_usable(part, field) for part in values)
+                if isinstance(values, list | tuple)
+                else value
+            )
         return _usable(value, field)
 
 
@@ -126,14 +139,18 @@ def _usable(value: Any, field: FieldInfo) -> Any:
     can have.
     """
     # 1. Bytes of a file's name that are no text
-    if isinstance(value, str | Path) and any("\ud800" <= character <= "\udfff" for character in str(value)):
+    if isinstance(value, str | Path) and any(
+        "\ud800" <= character <= "\udfff" for character in str(value)
+    ):
         raise ValueError(f"{str(value)!r:.60} is not valid UTF-8")
 
     # 2. Text as what it names
     parsed = parsed_type(field.annotation)
     if (parsed or is_path(field.annotation)) and isinstance(value, str):
         if not value or "\0" in value:
-            raise ValueError("is empty or holds a NUL character; name a file or folder (. for the current one)")
+            raise ValueError(
+                "is empty or holds a NUL character; name a file or folder (. for the current one)"
+            )
         value = parsed.parse(value) if parsed else Path(value)
     elif parsed and isinstance(value, Path):
         value = parsed.parse(str(value))
@@ -163,7 +180,11 @@ class Choice:
     def made(self, values: Mapping[str, Any]) -> type[Config]:
         """The class of the settings. values: of the attributes so far; a wrong one is missing."""
         chosen_values = [values.get(name) for name in self.by]
-        return self.settings(*chosen_values) if all(isinstance(value, str) for value in chosen_values) else NoSettings
+        return (
+            self.settings(*chosen_values)
+            if all(isinstance(value, str) for value in chosen_values)
+            else NoSettings
+        )
 
 
 def option(
@@ -187,14 +208,20 @@ def option(
     return Field(default, description=help, json_schema_extra=extra, **bounds)
 
 
-def chosen_by(*by: str, settings: Callable[..., type[Config]], names: Callable[[], Iterable[str]] = lambda: ()) -> Any:
+def chosen_by(
+    *by: str, settings: Callable[..., type[Config]], names: Callable[[], Iterable[str]] = lambda: ()
+) -> Any:
     """A sub-config whose class the settings `by` choose; see `Choice`."""
     extra: Any = {"choice": Choice(by, settings, names)}
     return Field(default_factory=dict, validate_default=True, json_schema_extra=extra)
 
 
 def _extra(field: FieldInfo, key: str, default: Any = None) -> Any:
-    return field.json_schema_extra.get(key, default) if isinstance(field.json_schema_extra, dict) else default
+    return (
+        field.json_schema_extra.get(key, default)
+        if isinstance(field.json_schema_extra, dict)
+        else default
+    )
 
 
 def _choice(field: FieldInfo) -> Choice | None:
@@ -288,7 +315,9 @@ def leaves(kind: type[Config], values: Mapping[str, Any] | None = None) -> list[
     for leaf in _leaves(kind, values or {}, None, (), None, ()):
         if leaf.name in result:
             owner = result[leaf.name].panel or leaf.panel
-            raise ConfigError(f"{owner}: its setting '{leaf.name}' is one of the command's already; rename it")
+            raise ConfigError(
+                f"{owner}: its setting '{leaf.name}' is one of the command's already; rename it"
+            )
         result[leaf.name] = leaf
     return list(result.values())
 
@@ -310,12 +339,19 @@ def _leaves(
         # The settings of a choice, under the name of what was chosen
         if choice := _choice(field):
             names = [_name(name, kind.model_fields[name]) for name in choice.by]
-            owner = " and ".join(f"{name} '{choices[by]}'" for by, name in zip(choice.by, names, strict=True))
+            owner = " and ".join(
+                f"{name} '{choices[by]}'" for by, name in zip(choice.by, names, strict=True)
+            )
             yield from _leaves(choice.made(choices), values, None, place, owner, tuple(names))
         # Those of a sub-config, under its heading
         elif inner := _sub_config(field):
             yield from _leaves(
-                inner, values, default if isinstance(default, Config) else None, place, heading(inner), by
+                inner,
+                values,
+                default if isinstance(default, Config) else None,
+                place,
+                heading(inner),
+                by,
             )
         else:
             name = _name(attribute, field)
@@ -384,7 +420,9 @@ def unknown_setting(kind: type[Config], name: str, names: Iterable[str], where: 
         return ConfigError("--reflector belongs to its policy here: --policy NAME=POLICY+REFLECTOR")
 
     # 3. A setting of a choice that was not made
-    if owners := [owner for owner, rows in settings_by_owner.items() if name in {leaf.name for leaf in rows}]:
+    if owners := [
+        owner for owner, rows in settings_by_owner.items() if name in {leaf.name for leaf in rows}
+    ]:
         advice = f"{flag(name)} is a setting of {' and '.join(owners)}; leave it out"
         return ConfigError(f"{where}: {advice}" if where else advice)
 
@@ -425,11 +463,17 @@ def build(kind: type[Kind], values: Mapping[str, Any], where: str = "") -> Kind:
         first = error.errors(include_url=False)[0]
     # the first problem as one line with the flag, the value and what is allowed
     culprit = next((leaf for leaf in rows if leaf.path == first["loc"][: len(leaf.path)]), None)
-    text, value, prefix = first["msg"].removeprefix("Value error, "), first["input"], f"{where}: " if where else ""
+    text, value, prefix = (
+        first["msg"].removeprefix("Value error, "),
+        first["input"],
+        f"{where}: " if where else "",
+    )
     if culprit is None:
         raise ConfigError(prefix + text)
     if first["type"] == "literal_error" and isinstance(value, str):
-        raise unknown_name(culprit.shown, value, [str(each) for each in literals(culprit.hint) if each])
+        raise unknown_name(
+            culprit.shown, value, [str(each) for each in literals(culprit.hint) if each]
+        )
     if first["type"] == "value_error":
         raise ConfigError(f"{prefix}{culprit.shown} {text}")
     got = str(value).lower() if isinstance(value, bool) else f"{value!r:.60}"
@@ -509,14 +553,18 @@ def check_own_settings(kind: Any, whose: str) -> None:
     """
     # 1. A class of settings
     if not (isinstance(kind, type) and issubclass(kind, Config)):
-        raise ConfigError(f"{whose}: its settings must be a subclass of reflectkit.Config, not {kind!r:.80}")
+        raise ConfigError(
+            f"{whose}: its settings must be a subclass of reflectkit.Config, not {kind!r:.80}"
+        )
 
     # 2. Whose types are known
     try:
         kind.model_rebuild()
     except NameError as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"{whose}: its settings: {reason}; import it outside of `if TYPE_CHECKING`") from None
+        raise ConfigError(
+            f"{whose}: its settings: {reason}; import it outside of `if TYPE_CHECKING`"
+        ) from None
 
     # 3. And can be flags
     for name, field in kind.model_fields.items():
@@ -551,7 +599,9 @@ def parse_yaml(text: str, where: Path | str) -> Any:
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         reason = " ".join(str(getattr(error, "problem", error)).split())
-        raise DataError(where, f"not YAML: {reason}", line=mark.line + 1 if mark else None) from None
+        raise DataError(
+            where, f"not YAML: {reason}", line=mark.line + 1 if mark else None
+        ) from None
 
 
 @cache
@@ -564,11 +614,17 @@ def _loader() -> Any:
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             """The mapping of `node`. Raises MarkedYAMLError for a key given twice."""
-            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+            keys = [
+                key.value
+                for key, _ in node.value
+                if isinstance(key, yaml.ScalarNode) and key.value != "<<"
+            ]
             for number, key in enumerate(keys):
                 if key in keys[:number]:
                     mark = node.value[number][0].start_mark
-                    raise yaml.MarkedYAMLError(problem=f"the key {key!r:.60} is given twice", problem_mark=mark)
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key!r:.60} is given twice", problem_mark=mark
+                    )
             return super().construct_mapping(node, deep)
 
     number = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")

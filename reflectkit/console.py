@@ -103,4 +103,8 @@ def visible(text: str) -> str:
 def _visible(character: str) -> str:
     if character == "\n" or character.isprintable():
         return character
-    return " " if character == "\t" or unicodedata.category(character) == "Zs" else repr(character)[1:-1]
+    return (
+        " "
+        if character == "\t" or unicodedata.category(character) == "Zs"
+        else repr(character)[1:-1]
+    )

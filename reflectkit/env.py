@@ -109,7 +109,9 @@ class Taskset:
         env that lists none takes its problems from a file.
         """
         if not hasattr(self.env, "tasks"):
-            raise ConfigError(f"env '{self.env.name}' does not list its own problems; give --task-file")
+            raise ConfigError(
+                f"env '{self.env.name}' does not list its own problems; give --task-file"
+            )
         tasks: list[Task] = self.env.tasks(level)
         return tasks
 
@@ -487,7 +489,9 @@ class Wrapper(Env):
 
     def truncation_penalty(self, steps_left: int) -> float:
         """The wrapped env's penalty."""
-        penalty: float = getattr(self.env, "truncation_penalty", super().truncation_penalty)(steps_left)
+        penalty: float = getattr(self.env, "truncation_penalty", super().truncation_penalty)(
+            steps_left
+        )
         return penalty
 
     def __getattr__(self, name: str) -> Any:
@@ -511,7 +515,9 @@ class User(Protocol):
     concurrent episodes share it.
     """
 
-    def say(self, instructions: str, conversation: Sequence[Message], seed: int) -> UserTurn | Awaitable[UserTurn]:
+    def say(
+        self, instructions: str, conversation: Sequence[Message], seed: int
+    ) -> UserTurn | Awaitable[UserTurn]:
         """The user's next message.
 
         instructions: who the user is, what they want, and what they know. conversation: what user
@@ -551,7 +557,9 @@ class Claim:
 class Reader(Protocol):
     """Answers questions from memories."""
 
-    def answer(self, queries: Sequence[Query], memories: Sequence[Sequence[str]]) -> list[str] | Awaitable[list[str]]:
+    def answer(
+        self, queries: Sequence[Query], memories: Sequence[Sequence[str]]
+    ) -> list[str] | Awaitable[list[str]]:
         """An answer to each question, from the texts that were retrieved for it, best first;
         awaitable if the reader is a server.
 
@@ -573,7 +581,9 @@ class Judge(Protocol):
 class PromptSettings(Config):
     """Limits on the length of outputs and prompts."""
 
-    result_tokens: int = option(400, help="Approximate number of tokens shown of a command's output.", ge=1)
+    result_tokens: int = option(
+        400, help="Approximate number of tokens shown of a command's output.", ge=1
+    )
     prompt_tokens: int = option(
         800,
         help="Approximate token limit of a prompt; the oldest commands are dropped first.",
@@ -628,13 +638,17 @@ def check_task(task: Task, name: str, levels: Sequence[str]) -> None:
     if task.env != name:
         raise DataError(task.id, f"is a task of env '{task.env}', not of '{name}'")
     if task.level not in levels:
-        raise DataError(task.id, f"level {task.level!r} is none of {', '.join(levels)}", field="level")
+        raise DataError(
+            task.id, f"level {task.level!r} is none of {', '.join(levels)}", field="level"
+        )
 
 
 def check_choice(action: object, choices: Sequence[str], name: str) -> int:
     """`action`, if it is the index of one of the K `choices`; else raises IllegalActionError."""
     if not isinstance(action, int) or isinstance(action, bool) or not 0 <= action < len(choices):
-        raise IllegalActionError(f"{name}: no action {action!r:.80}; choose 0 to {len(choices) - 1}")
+        raise IllegalActionError(
+            f"{name}: no action {action!r:.80}; choose 0 to {len(choices) - 1}"
+        )
     return action
 
 

@@ -57,10 +57,14 @@ class DataError(ReflectkitError):
     field: dotted name of the field, if known.
     """
 
-    def __init__(self, path: Path | str, message: str, *, line: int | None = None, field: str | None = None) -> None:
+    def __init__(
+        self, path: Path | str, message: str, *, line: int | None = None, field: str | None = None
+    ) -> None:
         self.path, self.message, self.line, self.field = str(path), message, line, field
         place = self.path if line is None else f"{self.path}:{line}"
-        super().__init__(f"{place}: {message}" if field is None else f"{place}: field '{field}': {message}")
+        super().__init__(
+            f"{place}: {message}" if field is None else f"{place}: field '{field}': {message}"
+        )
 
     def __reduce__(self) -> tuple[object, ...]:  # errors cross process borders
         return (_data_error, (self.path, self.message, self.line, self.field))
@@ -130,7 +134,11 @@ brief = _Brief().repr
 
 def cause_of(error: BaseException) -> BaseException:
     """`error`, or the StopIteration that a coroutine turned into it."""
-    return error.__cause__ if isinstance(error.__cause__, StopIteration | StopAsyncIteration) else error
+    return (
+        error.__cause__
+        if isinstance(error.__cause__, StopIteration | StopAsyncIteration)
+        else error
+    )
 
 
 def user_code_line(error: BaseException) -> str:
@@ -152,7 +160,9 @@ def code_place(code: Any) -> str:
 def is_user_code(file: str) -> bool:
     """Whether Python's `file` belongs to neither reflectkit, nor Python, nor an installed package."""
     other_folders = (f"{Path(__file__).parent}{os.sep}", sysconfig.get_path("stdlib"), "<")
-    return not file.startswith(other_folders) and not {"site-packages", "dist-packages"} & set(Path(file).parts)
+    return not file.startswith(other_folders) and not {"site-packages", "dist-packages"} & set(
+        Path(file).parts
+    )
 
 
 def unknown_name(kind: str, name: str, names: Iterable[str], hint: str = "") -> UnknownNameError:
@@ -173,7 +183,12 @@ def unknown_name(kind: str, name: str, names: Iterable[str], hint: str = "") -> 
     return UnknownNameError(f"no {kind} named {name!r}; {advice}{' ' + hint if hint else ''}")
 
 
-NO_MEMORY = ("can't allocate memory", "not enough memory", "size calculation overflowed", "CUBLAS_STATUS_ALLOC_FAILED")
+NO_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "size calculation overflowed",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -181,7 +196,9 @@ def out_of_memory(error: BaseException) -> bool:
     request.
     """
     if isinstance(error, RuntimeError):
-        return type(error).__name__ == "OutOfMemoryError" or any(words in str(error) for words in NO_MEMORY)
+        return type(error).__name__ == "OutOfMemoryError" or any(
+            words in str(error) for words in NO_MEMORY
+        )
     return isinstance(error, MemoryError)
 
 

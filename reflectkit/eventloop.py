@@ -211,7 +211,9 @@ class LoopThread:
             if self._process != os.getpid():
                 _inherited.append(self._loop)
                 self._process, self._loop = os.getpid(), _new_loop()
-                self._thread = threading.Thread(target=_run_forever, args=(self._loop,), name=self.name, daemon=True)
+                self._thread = threading.Thread(
+                    target=_run_forever, args=(self._loop,), name=self.name, daemon=True
+                )
                 self._thread.start()
             loop = self._loop
         if loop is None:

@@ -36,7 +36,11 @@ def missing(path: Path) -> DataError:
     stage = stage_of(path.parent)
     if stage and path.name in WRITES and stage != WRITES[path.name]:
         return DataError(path.parent, f"is a run of {stage}; name a run of {WRITES[path.name]}")
-    fix = f"run `reflectkit {WRITES[path.name]}` first, or name another" if path.name in WRITES else "name another"
+    fix = (
+        f"run `reflectkit {WRITES[path.name]}` first, or name another"
+        if path.name in WRITES
+        else "name another"
+    )
     return DataError(path, f"no such file or folder; {similar(path) or fix}")
 
 
@@ -65,7 +69,11 @@ def similar(path: Path) -> str:
             # 2. The most similar name there, and the rest of the path after it
             closest = difflib.get_close_matches(wrong.name, names, n=1)
             place = folder / Path(*closest) / path.relative_to(wrong)
-            return f"did you mean {place if place.exists() else folder / closest[0]}?" if closest else ""
+            return (
+                f"did you mean {place if place.exists() else folder / closest[0]}?"
+                if closest
+                else ""
+            )
     return ""
 
 
@@ -87,7 +95,9 @@ def launch_config(name: str) -> Path:
 def launch_configs() -> Mapping[str, str]:
     """The first line of each config for `accelerate launch --config_file`, by name."""
     files = sorted((_package() / "configs").glob("*.yaml"))
-    return {path.stem: path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for path in files}
+    return {
+        path.stem: path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for path in files
+    }
 
 
 def _package() -> Path:
@@ -110,7 +120,9 @@ def visible_files(root: Path) -> Iterator[Path]:
         folder = pending.pop()
         try:
             entries = [
-                entry for entry in os.scandir(folder) if not entry.name.startswith(".") and not entry.is_symlink()
+                entry
+                for entry in os.scandir(folder)
+                if not entry.name.startswith(".") and not entry.is_symlink()
             ]
             folders = [entry.name for entry in entries if entry.is_dir() and entry.name != CACHE]
             files = [entry.name for entry in entries if entry.is_file()]

@@ -41,7 +41,9 @@ def write_text(path: Path, text: str) -> None:
     """
     # Half a surrogate pair is told by its place
     if place := lone_surrogate(text):
-        raise DataError(path, f"cannot be written: character {place} is half a surrogate pair; fix the source")
+        raise DataError(
+            path, f"cannot be written: character {place} is half a surrogate pair; fix the source"
+        )
     with replacing(path) as file:
         file.write(text.encode("utf-8"))
 
@@ -72,7 +74,9 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     else it is removed.
     """
     # The old folder is moved away first: a folder cannot be replaced in one step
-    staging, old = (folder.with_name(f"{TEMPORARY_PREFIX}{part}{folder.name}") for part in ("", "old-"))
+    staging, old = (
+        folder.with_name(f"{TEMPORARY_PREFIX}{part}{folder.name}") for part in ("", "old-")
+    )
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     try:
@@ -148,7 +152,9 @@ def refuse_device(path: Path) -> None:
     again.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise DataError(path, "is a pipe or a device, not a file; save what it gives in a file, and name that")
+        raise DataError(
+            path, "is a pipe or a device, not a file; save what it gives in a file, and name that"
+        )
 
 
 LARGE = re.compile(r"[eE]\+?\d{3}|\d{308}")
@@ -174,12 +180,16 @@ def _parsed(text: str, path: Path, line: int | None, fix: str, constant: Constan
     # a number beyond a float's range is read as infinity, which is refused where Infinity is
     refuse_large = constant is _refused and LARGE.search(text)
     try:
-        return json.loads(text, parse_constant=constant, parse_float=_finite if refuse_large else None)
+        return json.loads(
+            text, parse_constant=constant, parse_float=_finite if refuse_large else None
+        )
     except RecursionError:
         raise DataError(path, f"not JSON: it is nested too deep; {fix}", line=line) from None
     except ValueError as error:  # cut off, NaN, or a number of too many digits
         where = getattr(error, "lineno", None) if line is None else line
-        raise DataError(path, f"not JSON: {getattr(error, 'msg', error)}; {fix}", line=where) from None
+        raise DataError(
+            path, f"not JSON: {getattr(error, 'msg', error)}; {fix}", line=where
+        ) from None
 
 
 def read_json(path: Path, fix: str = AGAIN, constant: Constant = _refused) -> Any:
@@ -200,7 +210,9 @@ def read_json_list(path: Path) -> list[Any]:
     return value
 
 
-def read_jsonl(path: Path, fix: str = AGAIN, constant: Constant = _refused) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def read_jsonl(
+    path: Path, fix: str = AGAIN, constant: Constant = _refused
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """(line number, object) for each line of `path`; blank lines are skipped. fix: as in
     `read_json`.
 
@@ -214,7 +226,9 @@ def read_jsonl(path: Path, fix: str = AGAIN, constant: Constant = _refused) -> I
     for number, line in lines(path):
         row = _parsed(line, path, number, fix, constant)
         if not isinstance(row, dict):
-            raise DataError(path, f"expected a JSON object, found {type(row).__name__}", line=number)
+            raise DataError(
+                path, f"expected a JSON object, found {type(row).__name__}", line=number
+            )
         yield number, row
     if not number:
         raise DataError(path, f"the file is empty; {fix}")
@@ -252,7 +266,8 @@ def salvaged(path: Path, fields: Mapping[str, Any]) -> Iterator[dict[str, Any] |
                 row = None
             yield (
                 row
-                if isinstance(row, dict) and all(_is(row.get(name), kind) for name, kind in fields.items())
+                if isinstance(row, dict)
+                and all(_is(row.get(name), kind) for name, kind in fields.items())
                 else None
             )
 
@@ -286,12 +301,16 @@ def rewrite(path: Path, rows: Iterable[Row]) -> None:
         file.writelines(map(json_line, rows))
 
 
-def rows_until(path: Path, step: int, fields: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
+def rows_until(
+    path: Path, step: int, fields: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], int]:
     """(rows, damaged): the rows up to `step` that have these `fields`, see `salvaged`; how many
     lines have not.
     """
     rows_by_line = list(salvaged(path, {"step": int, **fields}))
-    return [row for row in rows_by_line if row is not None and row["step"] <= step], rows_by_line.count(None)
+    return [
+        row for row in rows_by_line if row is not None and row["step"] <= step
+    ], rows_by_line.count(None)
 
 
 def json_line(row: Row) -> bytes:
@@ -322,7 +341,9 @@ def take(file: IO[Any]) -> bool:
         return lock_descriptor(file.fileno(), blocking=False)
     except OSError as error:
         fix = "use a folder on a local disk"
-        raise ConfigError(f"{file.name}: the file system cannot lock files ({error.strerror}); {fix}") from None
+        raise ConfigError(
+            f"{file.name}: the file system cannot lock files ({error.strerror}); {fix}"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -336,7 +357,9 @@ def locked(folder: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
         with (folder / LOCK).open("w") as file:
             if not take(file):
                 if time.monotonic() > deadline:
-                    raise LockedError(f"another process is working on {folder}; wait for it or stop it")
+                    raise LockedError(
+                        f"another process is working on {folder}; wait for it or stop it"
+                    )
                 time.sleep(0.2)
             # Otherwise it was replaced
             elif os.path.samestat(os.fstat(file.fileno()), (folder / LOCK).stat()):

@@ -31,7 +31,9 @@ def header_text(name: str) -> str:
     """
     text = os.environ.get(name, "")
     if not (text.isascii() and text.isprintable() and text == text.strip()):
-        raise ConfigError(f"{name} holds spaces around it, or characters that it cannot have; set it again")
+        raise ConfigError(
+            f"{name} holds spaces around it, or characters that it cannot have; set it again"
+        )
     return text
 
 
@@ -49,14 +51,20 @@ def check_address(name: str, address: str, key: str, example: str) -> None:
         valid = False
     if not valid:
         raise ConfigError(f"{name} {address.rpartition('@')[2]!r}: write one like {example}")
-    in_path = KEY_IN_PATH.search(parts.path) or any(len(text) >= 2 * PART and text in parts.path for text in secrets())
+    in_path = KEY_IN_PATH.search(parts.path) or any(
+        len(text) >= 2 * PART and text in parts.path for text in secrets()
+    )
     if parts.username or parts.password or parts.query or parts.fragment or in_path:
-        raise ConfigError(f"{name} must not hold a user, key or query; put the key in the environment as {key}")
+        raise ConfigError(
+            f"{name} must not hold a user, key or query; put the key in the environment as {key}"
+        )
 
 
 def secrets() -> list[str]:
     """The keys that are set, of any service, which no text may hold; the longest first."""
-    keys = {text for name, text in os.environ.items() if name.endswith("_API_KEY") or name in TOKENS}
+    keys = {
+        text for name, text in os.environ.items() if name.endswith("_API_KEY") or name in TOKENS
+    }
     return sorted((key for key in keys if len(key) > 3), key=len, reverse=True)
 
 
@@ -77,7 +85,9 @@ def _without_part(text: str, key: str, start: int) -> str:
     pieces, end = [], 0
     while (place := text.find(key[start : start + PART], end)) >= 0:
         before = after = 0
-        while before < min(start, place - end) and text[place - before - 1] == key[start - before - 1]:
+        while (
+            before < min(start, place - end) and text[place - before - 1] == key[start - before - 1]
+        ):
             before += 1
         rest, following = key[start + PART :], text[place + PART : place + len(key)]
         while after < min(len(rest), len(following)) and rest[after] == following[after]:
@@ -130,13 +140,17 @@ def encoding_fault(headers: Mapping[str, str]) -> str:
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding in ("", "identity"):
         return ""
-    return f"the body is encoded ({masked(encoding):.40}), though none was asked for; switch compression off there"
+    return (
+        f"the body is encoded ({masked(encoding):.40}), though none was asked for; switch"
+        " compression off there"
+    )
 
 
 async def read_body(response: Any, most: int) -> tuple[bytes, str]:
     """(the body of a response of httpx2, why it cannot be used or ""). A compressed one is not
     read, as a few bytes can fill the memory, and of a longer one only the beginning. most: bytes.
     """
+    # A few compressed bytes can fill the memory
     if fault := encoding_fault(response.headers):
         return b"", fault
     body = bytearray()

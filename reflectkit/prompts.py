@@ -55,7 +55,9 @@ New ones go to the end, since policies have learned the places of the others.
 def label(index: int) -> str:
     """The answer for choice `index`: a space and its label. Raises ConfigError past the last label."""
     if not 0 <= index < len(LABELS):
-        raise ConfigError(f"choice {index} has no label: an observation offers at most {len(LABELS)} actions")
+        raise ConfigError(
+            f"choice {index} has no label: an observation offers at most {len(LABELS)} actions"
+        )
     return " " + LABELS[index]
 
 
@@ -75,7 +77,9 @@ def answers(choices: Sequence[str], form: str) -> tuple[str, ...]:
         if text == " ":
             raise ConfigError(f"choice {index} has no words to answer with; use --answer label")
         if places.setdefault(text, index) != index:
-            raise ConfigError(f"choices {places[text]} and {index} are both{text:.60}; use --answer label")
+            raise ConfigError(
+                f"choices {places[text]} and {index} are both{text:.60}; use --answer label"
+            )
     return texts
 
 
@@ -83,6 +87,7 @@ def listed_answers(prompt: str, form: str) -> tuple[str, ...]:
     """The legal answers that the policy's `prompt` lists, as `policy_prompt` wrote it; none without
     actions.
     """
+    # The last list, as the observation may contain one, too
     _, marker, listed = prompt.rpartition(f"\n{ACTIONS_MARKER}\n")
     if not marker or not listed.endswith(f"\n{ACTION_MARKER}"):
         return ()
@@ -107,7 +112,9 @@ def reflection_completion(reflection: str) -> str:
     return " " + one_line(reflection)
 
 
-def policy_prompt(observation: Observation, reflection: str | None = None, form: str = "label") -> str:
+def policy_prompt(
+    observation: Observation, reflection: str | None = None, form: str = "label"
+) -> str:
     """The prompt of the policy model, which answers with a choice, tool calls, or, without either,
     free text.
 
@@ -149,7 +156,9 @@ def _conversation(messages: Sequence[Message]) -> str:
     for message in messages:
         if message.role == "assistant":
             space = "" if message.content.startswith(" ") else " "
-            entries.append(f"{AGENT_MARKER}{space}{message.content.replace(TURN_END, ' ')}{TURN_END}")
+            entries.append(
+                f"{AGENT_MARKER}{space}{message.content.replace(TURN_END, ' ')}{TURN_END}"
+            )
         else:
             entries.append(message.entry.replace(TURN_END, " "))
     return "\n".join(entries)

@@ -15,7 +15,17 @@ from typing import Any, Literal, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from reflectkit.commands import STAGES, config_class, is_own, traits
-from reflectkit.config import REQUIRED, Config, Leaf, alternatives, as_plain, flat, leaves, option, parse_yaml
+from reflectkit.config import (
+    REQUIRED,
+    Config,
+    Leaf,
+    alternatives,
+    as_plain,
+    flat,
+    leaves,
+    option,
+    parse_yaml,
+)
 from reflectkit.errors import ConfigError, DataError, unknown_name
 from reflectkit.jsonl import text_of
 
@@ -69,7 +79,10 @@ class Parameter(_Part):
     @property
     def targets(self) -> list[tuple[str, str]]:
         """(step, stage or "defaults", setting) of each setting."""
-        return [(owner, setting) for owner, _, setting in (target.rpartition(".") for target in self.sets)]
+        return [
+            (owner, setting)
+            for owner, _, setting in (target.rpartition(".") for target in self.sets)
+        ]
 
 
 class Recipe(_Part):
@@ -98,7 +111,9 @@ class Recipe(_Part):
     @property
     def settings(self) -> set[str]:
         """The names of all settings of its stages."""
-        return {name for step in self.steps for name in leaves_of(step["stage"], self.defaults | step)}
+        return {
+            name for step in self.steps for name in leaves_of(step["stage"], self.defaults | step)
+        }
 
     @cached_property
     def default_of(self) -> dict[str, Any]:
@@ -116,7 +131,10 @@ class Recipe(_Part):
             text = parameter.help.rstrip(".") + "."
             if value not in (None, ""):
                 text += f" Default: {value}."
-            fields[name] = (hint if is_list else hint | None, option(() if is_list else None, help=text))
+            fields[name] = (
+                hint if is_list else hint | None,
+                option(() if is_list else None, help=text),
+            )
         return create_model("Parameters", __base__=Config, **fields)
 
     def _set_by(self, name: str) -> tuple[Any, Any]:
@@ -139,15 +157,28 @@ class Recipe(_Part):
                     values = self.defaults | step
                     rows = leaves_of(step["stage"], values)
                     if setting in rows:
-                        default = None if rows[setting].default is REQUIRED else as_plain(rows[setting].default)
+                        default = (
+                            None
+                            if rows[setting].default is REQUIRED
+                            else as_plain(rows[setting].default)
+                        )
                         hint = alternatives(rows[setting].hint)[0]
-                        places.append((str if get_origin(hint) is Literal else hint, values.get(setting, default)))
+                        places.append(
+                            (
+                                str if get_origin(hint) is Literal else hint,
+                                values.get(setting, default),
+                            )
+                        )
                     elif owner != DEFAULTS:
-                        raise unknown_name(f"setting of '{owner}' in parameter '{name}'", setting, rows)
+                        raise unknown_name(
+                            f"setting of '{owner}' in parameter '{name}'", setting, rows
+                        )
 
         # 3. One type in all places, as it becomes one flag
         if len({str(hint) for hint, _ in places}) > 1 or places[0][0] not in PARAMETER_TYPES:
-            raise ConfigError(f"parameter '{name}' sets values of different types; expected one plain type")
+            raise ConfigError(
+                f"parameter '{name}' sets values of different types; expected one plain type"
+            )
         return places[0]
 
 
@@ -205,17 +236,23 @@ def _parsed(text: str, path: Path) -> Recipe:
                 raise DataError(path, "expected text", field=f"steps.{index}.{key}")
         name, stage = step["name"], step["stage"]
         if stage == "run" or not (stage in STAGES or is_own(stage)):
-            raise unknown_name(f"stage in recipe {path}", stage, [name for name in STAGES if name != "run"])
+            raise unknown_name(
+                f"stage in recipe {path}", stage, [name for name in STAGES if name != "run"]
+            )
         if not NAME.fullmatch(name) or name in RESERVED or name in stages:
             rule = f"use lower-case letters, each name once, and none of {', '.join(RESERVED)}"
-            raise DataError(path, f"{name!r} can't name a step; {rule}", field=f"steps.{index}.name")
+            raise DataError(
+                path, f"{name!r} can't name a step; {rule}", field=f"steps.{index}.name"
+            )
         if later := sorted(references(step) - set(stages)):
             raise unknown_name(f"earlier step in recipe {path}", later[0], stages)
         stages[name] = stage
 
     # 3. Names in the defaults and in the variants
     if unknown := recipe.defaults.keys() - recipe.settings:
-        raise unknown_name(f"setting in the defaults of recipe {path}", min(unknown), recipe.settings)
+        raise unknown_name(
+            f"setting in the defaults of recipe {path}", min(unknown), recipe.settings
+        )
     for changed in (recipe.fast, *(ablation.steps for ablation in recipe.ablations.values())):
         if unknown := changed.keys() - stages.keys():
             raise unknown_name(f"step of recipe {path}", min(unknown), stages)
@@ -223,12 +260,24 @@ def _parsed(text: str, path: Path) -> Recipe:
     # 4. Ablations and parameters, which become names and flags
     for name, ablation in recipe.ablations.items():
         if not NAME.fullmatch(name):
-            raise DataError(path, f"{name!r} can't name an ablation; use lower-case letters", field="ablations")
+            raise DataError(
+                path, f"{name!r} can't name an ablation; use lower-case letters", field="ablations"
+            )
         if fixed := [step for step in ablation.steps if not traits(stages[step]).makes_arm]:
-            raise DataError(path, f"an ablation changes steps that train, not '{fixed[0]}'", field=f"ablations.{name}")
+            raise DataError(
+                path,
+                f"an ablation changes steps that train, not '{fixed[0]}'",
+                field=f"ablations.{name}",
+            )
     for name in recipe.parameters:
-        if not (name.isidentifier() and name.islower()) or keyword.iskeyword(name) or name in OTHER_FLAGS:
-            raise DataError(path, f"{name!r} can't name a parameter; choose another", field=f"parameters.{name}")
+        if (
+            not (name.isidentifier() and name.islower())
+            or keyword.iskeyword(name)
+            or name in OTHER_FLAGS
+        ):
+            raise DataError(
+                path, f"{name!r} can't name a parameter; choose another", field=f"parameters.{name}"
+            )
 
     # 5. Values of parameters
     try:
@@ -247,9 +296,17 @@ def references(value: Any) -> set[str]:
         except ValueError:
             parsed = [("", "", ":", None)]
         if any(form or conversion for _, _, form, conversion in parsed):
-            raise ConfigError(f"recipe: {value!r}: write only a step's name in the braces, without ':' or '!'")
+            raise ConfigError(
+                f"recipe: {value!r}: write only a step's name in the braces, without ':' or '!'"
+            )
         return {str(name) for _, name, _, _ in parsed} - {"data", "results"}
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    parts = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list | tuple)
+        else ()
+    )
     return {name for part in parts for name in references(part)}
 
 
@@ -285,7 +342,9 @@ def copies(steps: Sequence[Step], name: str, ablation: Ablation) -> dict[str, st
     return {step: f"{step}{MARK}{name}" for step in read if step in names & changed}
 
 
-def with_arms(entries: Sequence[str], ablations: Mapping[str, Ablation], steps: Sequence[Step]) -> list[str]:
+def with_arms(
+    entries: Sequence[str], ablations: Mapping[str, Ablation], steps: Sequence[Step]
+) -> list[str]:
     """`entries` of a list of players, plus an entry for each ablation of one of them."""
     more = [
         f"{ablation.arm}={follow(entry.partition('=')[2], copies(steps, name, ablation))}"
@@ -316,7 +375,9 @@ def parameter_changes(recipe: Recipe, parameters: Config) -> list[Change]:
         if isinstance(value, tuple):
             value = [part.strip() for text in value for part in text.split(",") if part.strip()]
         if value not in (None, []):
-            changes += [(owner, setting, value) for owner, setting in recipe.parameters[name].targets]
+            changes += [
+                (owner, setting, value) for owner, setting in recipe.parameters[name].targets
+            ]
     return changes
 
 
@@ -331,4 +392,6 @@ def folder_label(value: Path | None, default: str) -> str:
         return ""
     whole = Path(value).resolve()
     label = re.sub(r"[^A-Za-z0-9_-]+", "-", whole.name).strip("-")[:40] or "folder"
-    return f"{label}-{hashlib.sha256(str(whole).encode('utf-8', 'surrogateescape')).hexdigest()[:6]}"
+    return (
+        f"{label}-{hashlib.sha256(str(whole).encode('utf-8', 'surrogateescape')).hexdigest()[:6]}"
+    )

@@ -18,12 +18,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from reflectkit.errors import DataError, UnknownNameError, is_user_code, unknown_name, user_code_line
+from reflectkit.errors import (
+    DataError,
+    UnknownNameError,
+    is_user_code,
+    unknown_name,
+    user_code_line,
+)
 from reflectkit.files import missing
 
 
 def resolve(
-    kind: str, name: str, table: Mapping[str, Any], group: str = "", fits: Callable[[type], bool] = lambda _: True
+    kind: str,
+    name: str,
+    table: Mapping[str, Any],
+    group: str = "",
+    fits: Callable[[type], bool] = lambda _: True,
 ) -> Any:
     """The object called `name`: from `table`, at "package.module:Attribute" or
     "folder/file.py:Attribute" (a file alone: its only class that `fits`), or from the entry points
@@ -37,7 +47,9 @@ def resolve(
     # 1. A name of ours, whose module is imported now
     if name in table:
         target = table[name]
-        module_name, _, attribute = target.partition(":") if isinstance(target, str) else ("", "", "")
+        module_name, _, attribute = (
+            target.partition(":") if isinstance(target, str) else ("", "", "")
+        )
         return getattr(importlib.import_module(module_name), attribute) if module_name else target
 
     # 2. A name that another package has registered
@@ -47,7 +59,11 @@ def resolve(
             point: Any = entry_points[name]
             return _imported(kind, name, point.load, point)
         module_name, _, attribute = name.rpartition(".")
-        form = f"{module_name}:{attribute}" if module_name and attribute.isidentifier() else "file.py:NAME"
+        form = (
+            f"{module_name}:{attribute}"
+            if module_name and attribute.isidentifier()
+            else "file.py:NAME"
+        )
         raise unknown_name(kind, name, [*table, *entry_points], hint=f"(your own: {form})")
 
     # 3. A class of the user's own
@@ -56,19 +72,37 @@ def resolve(
     module = _imported(kind, name, lambda: _module_at(module_name))
     # A file alone means its only class
     if name == module_name:
-        values = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
-        candidates = list(dict.fromkeys(value for value in values if isinstance(value, type) and fits(value)))
+        values = [
+            value
+            for value in vars(module).values()
+            if getattr(value, "__module__", "") == module.__name__
+        ]
+        candidates = list(
+            dict.fromkeys(value for value in values if isinstance(value, type) and fits(value))
+        )
         if len(candidates) == 1:
             return candidates[0]
         if not candidates:
-            raise UnknownNameError(f"{name} is a file; name the {kind} that it defines, {name}:NAME")
+            raise UnknownNameError(
+                f"{name} is a file; name the {kind} that it defines, {name}:NAME"
+            )
         listed = ", ".join(value.__name__ for value in candidates)
-        raise UnknownNameError(f"{name} defines several ({listed}); write {name}:{candidates[0].__name__}, or another")
+        raise UnknownNameError(
+            f"{name} defines several ({listed}); write {name}:{candidates[0].__name__}, or another"
+        )
     if not hasattr(module, attribute):
-        closest = difflib.get_close_matches(attribute, [key for key in vars(module) if key[0] != "_"], n=1, cutoff=0.5)
-        advice = f"did you mean '{module_name}:{closest[0]}'?" if closest else "write a name that it defines"
+        closest = difflib.get_close_matches(
+            attribute, [key for key in vars(module) if key[0] != "_"], n=1, cutoff=0.5
+        )
+        advice = (
+            f"did you mean '{module_name}:{closest[0]}'?"
+            if closest
+            else "write a name that it defines"
+        )
         where = module.__file__ or module_name
-        raise UnknownNameError(f"cannot import {kind} {name!r}: {where} defines no '{attribute}'; {advice}")
+        raise UnknownNameError(
+            f"cannot import {kind} {name!r}: {where} defines no '{attribute}'; {advice}"
+        )
     return getattr(module, attribute)
 
 
@@ -106,13 +140,19 @@ def _imported(kind: str, name: str, load: Callable[[], Any], point: Any = None) 
             reason = f"no module named '{missing_name}'; install it, or give the file: {file}"
         else:
             place = "" if point else user_code_line(error)
-            reason = " ".join(f"{f'{place}: ' if place else ''}{type(error).__name__}: {error}".split())
+            reason = " ".join(
+                f"{f'{place}: ' if place else ''}{type(error).__name__}: {error}".split()
+            )
 
         # 2. Whose it is, and what to do
         package = "a package"
         with contextlib.suppress(UnicodeDecodeError):  # damaged metadata
             package = point.dist.name if point else ""
-        of, fix = (f" of {package} ({point.value})", "; fix or remove that package") if point else ("", "")
+        of, fix = (
+            (f" of {package} ({point.value})", "; fix or remove that package")
+            if point
+            else ("", "")
+        )
         raise UnknownNameError(f"cannot import {kind} {name!r}{of}: {reason}{fix}") from None
 
 
@@ -202,12 +242,17 @@ def modules_in(roots: Iterable[Path], imported: Iterable[str]) -> list[tuple[str
     that are in one of the folders `roots`.
     """
     parts = [module.split(".") for module in imported]
-    names = dict.fromkeys(tuple(part[:depth]) for part in parts for depth in range(1, len(part) + 1))
+    names = dict.fromkeys(
+        tuple(part[:depth]) for part in parts for depth in range(1, len(part) + 1)
+    )
     files = [
         (".".join(part), file)
         for root in roots
         for part in names
-        for file in (root.joinpath(*part, "__init__.py"), root.joinpath(*part[:-1], f"{part[-1]}.py"))
+        for file in (
+            root.joinpath(*part, "__init__.py"),
+            root.joinpath(*part[:-1], f"{part[-1]}.py"),
+        )
     ]
     return [(module, file) for module, file in files if file.is_file()]
 

@@ -41,7 +41,9 @@ def count_tokens(text: str) -> int:
     >>> count_tokens("The loan period is 21 days.")
     7
     """
-    return len(PIECE.findall(text)) + (0 if text.isascii() else sum(character > "\x7f" for character in text))
+    return len(PIECE.findall(text)) + (
+        0 if text.isascii() else sum(character > "\x7f" for character in text)
+    )
 
 
 def pluralize(number: int, noun: str, plural: str = "") -> str:
@@ -63,6 +65,7 @@ def headed(head: str, text: str) -> str:
     >>> headed("User:", "Yes."), headed("Tool read:", "if x:\\n    return 1\\n")
     ('User: Yes.', 'Tool read:\\n if x:\\n     return 1')
     """
+    # The text may end with a line of its own
     lines = text.rstrip().splitlines()
     if len(lines) < 2:
         return " ".join([head, *lines])
@@ -93,7 +96,10 @@ def shorten(text: str, budget: int) -> str:
     # 2. Cut between pieces, so that no word is broken
     pieces = [match.span() for match in PIECE.finditer(text)]
     head = max(1, round(room * HEAD_SHARE))
-    kept_head, kept_tail = text[: pieces[head - 1][1]], text[pieces[len(pieces) - (room - head)][0] :]
+    kept_head, kept_tail = (
+        text[: pieces[head - 1][1]],
+        text[pieces[len(pieces) - (room - head)][0] :],
+    )
     return kept_head.rstrip() + LEFT_OUT + kept_tail.strip()
 
 
@@ -115,7 +121,11 @@ def keywords(text: str) -> list[str]:
     ['many', 'day', 'book', 'kept', 'count']
     """
     # Singular and plural count as one word
-    stems = [stem(word) for word in words(text) if word not in STOP_WORDS and (len(word) > 2 or word.isdigit())]
+    stems = [
+        stem(word)
+        for word in words(text)
+        if word not in STOP_WORDS and (len(word) > 2 or word.isdigit())
+    ]
     return list(dict.fromkeys(stems))
 
 
@@ -128,7 +138,11 @@ def stem(word: str) -> str:
     """
     if word.endswith("ies") and len(word) > 4:
         return word[:-3] + "y"
-    return word[:-1] if word.endswith("s") and not word.endswith(("ss", "us", "is")) and len(word) > 3 else word
+    return (
+        word[:-1]
+        if word.endswith("s") and not word.endswith(("ss", "us", "is")) and len(word) > 3
+        else word
+    )
 
 
 def notebook_source(text: str) -> str:

@@ -94,7 +94,11 @@ PYTHON_TYPES = {
 """JSON's types by what data sets call them."""
 VALUES = ("default", "const", "enum", "example", "examples")
 """Keywords of a schema that hold values, and no schemas."""
-OPEN_ENDED = {*str.split("additionalProperties patternProperties unevaluatedProperties $ref allOf anyOf oneOf if")}
+OPEN_ENDED = {
+    *str.split(
+        "additionalProperties patternProperties unevaluatedProperties $ref allOf anyOf oneOf if"
+    )
+}
 """Keywords of a schema that decides itself about further arguments."""
 SCHEMA_WORDS = {"type", "properties", "required", "$defs", "items", "enum", "not", *OPEN_ENDED}
 """Words in the parameters of a tool that are no names of arguments."""
@@ -162,7 +166,10 @@ def parse(text: str, tools: Sequence[ToolSpec], form: Form, *, replies: bool = F
 
     Raises ConfigError: a tool's own schema is not a valid JSON schema.
     """
-    by_name, untyped = {tool.name: tool for tool in tools}, isinstance(form, CallForm) and not form.typed
+    by_name, untyped = (
+        {tool.name: tool for tool in tools},
+        isinstance(form, CallForm) and not form.typed,
+    )
     rest = after_thought(text, form)
     is_reply = replies and form == PLAIN and not _calls_in_words(rest, by_name)
 
@@ -183,7 +190,9 @@ def parse(text: str, tools: Sequence[ToolSpec], form: Form, *, replies: bool = F
     if not isinstance(form, CallForm):
         said = said.rpartition(THOUGHT[1])[2]
     if tools and (attempt := _attempt(said, tuple(by_name), alone=not pieces)):
-        pieces.append(_Wrong(f"{_quote(attempt)} is no call; write {form_text([EXAMPLE], form).strip()}"))
+        pieces.append(
+            _Wrong(f"{_quote(attempt)} is no call; write {form_text([EXAMPLE], form).strip()}")
+        )
 
     # 2. Check each call.
     calls: list[ToolCall] = []
@@ -198,20 +207,24 @@ def parse(text: str, tools: Sequence[ToolSpec], form: Form, *, replies: bool = F
     return ToolUse(text, tuple(calls), tuple(errors))
 
 
-def read_use(action: object, tools: Sequence[ToolSpec], env: str, *, replies: bool = True) -> ToolUse:
+def read_use(
+    action: object, tools: Sequence[ToolSpec], env: str, *, replies: bool = True
+) -> ToolUse:
     """`action` as calls and words; text is read in the plain form. env: its name. Raises
     IllegalActionError for a choice.
     """
     use = parse(action, tools, PLAIN, replies=replies) if isinstance(action, str) else action
     if not isinstance(use, ToolUse):
         raise IllegalActionError(
-            f"{env}: no action {action!r:.80}; it takes calls of its tools{' and replies' * replies}"
+            f"{env}: no action {action!r:.80}; it takes calls of its"
+            f" tools{' and replies' * replies}"
         )
     return use
 
 
 def reads_as_calls(text: str, form: Form) -> bool:
     """Whether `text` contains a call in `form`, legal or not, or only the word for no calls."""
+    # A text of calls without end is not read to its end
     pieces = itertools.islice(_pieces(after_thought(text, form), form), MAX_CALLS)
     calls = [piece for piece in pieces if not isinstance(piece, str)]
     return not calls or not all(isinstance(piece, _Wrong) for piece in calls)
@@ -236,10 +249,15 @@ def _calls_in_words(text: str, names: Container[str]) -> bool:
     with a tool's name that is no plain word, or it is only a tool's name, or a later line is a
     tool's name and a brace.
     """
+    # 1. The first line
     first, *others = text.strip().split("\n")
     name, *rest = first.split(maxsplit=1) or [""]
-    if CALL_START.match(first) is not None or (name in names and (not rest or "_" in name or ":" in name)):
+    if CALL_START.match(first) is not None or (
+        name in names and (not rest or "_" in name or ":" in name)
+    ):
         return True
+
+    # 2. The others, which must begin with a tool's name
     return any("{" in line and line.partition("{")[0].strip() in names for line in others)
 
 
@@ -288,6 +306,7 @@ def written_message(words: str, calls: Sequence[ToolCall]) -> Message:
     """What an assistant elsewhere said and called, with its calls in the plain form, as its text
     holds them here.
     """
+    # The words, and the calls below them
     text = "\n".join(filter(None, (words.strip(), plain_text(calls)))) if calls else words
     return Message("assistant", text, tuple(calls))
 
@@ -312,9 +331,16 @@ def form_text(calls: Sequence[ToolCall], form: Form) -> str:
         return plain_text(calls)
     if isinstance(form, CallForm):
         return form.text(calls)
+    # Both forms are JSON, under another key for the arguments
     key = "arguments" if form == HERMES else "parameters"
-    bodies = [MARKS.sub(r"\\u003c", _dump({"name": call.name, key: call.arguments})) for call in calls]
-    return "\n".join(f"{OPENED}\n{body}\n{CLOSED}" for body in bodies) if form == HERMES else "; ".join(bodies)
+    bodies = [
+        MARKS.sub(r"\\u003c", _dump({"name": call.name, key: call.arguments})) for call in calls
+    ]
+    return (
+        "\n".join(f"{OPENED}\n{body}\n{CLOSED}" for body in bodies)
+        if form == HERMES
+        else "; ".join(bodies)
+    )
 
 
 def tools_text(tools: Sequence[ToolSpec]) -> str:
@@ -326,10 +352,18 @@ def tools_text(tools: Sequence[ToolSpec]) -> str:
     """
     lines = []
     for tool in tools:
-        required, properties = tool.parameters.get("required", []), tool.parameters.get("properties", {})
-        arguments = [f"{name}{'' if name in required else '?'}: {_type_text(of)}" for name, of in properties.items()]
+        required, properties = (
+            tool.parameters.get("required", []),
+            tool.parameters.get("properties", {}),
+        )
+        arguments = [
+            f"{name}{'' if name in required else '?'}: {_type_text(of)}"
+            for name, of in properties.items()
+        ]
         signature = f"{tool.name}({', '.join(arguments)})"
-        lines.append(headed(f"{signature}:", tool.description) if tool.description.strip() else signature)
+        lines.append(
+            headed(f"{signature}:", tool.description) if tool.description.strip() else signature
+        )
     return "\n".join(lines)
 
 
@@ -349,6 +383,7 @@ _Piece = _Call | _Wrong | str
 def after_thought(text: str, form: Form = PLAIN) -> str:
     """`text` after the reasoning at its start, whose opening tag may be part of the prompt."""
     opening, closing = thought_marks(form)
+    # The opening mark may be part of the prompt
     thought, end, rest = text.partition(closing)
     prompted = opening == THOUGHT[0] and (isinstance(form, CallForm) or "{" not in thought)
     return rest if end and (prompted or thought.lstrip().startswith(opening)) else text
@@ -362,15 +397,21 @@ def thought_marks(form: Form) -> tuple[str, str]:
 def _plain(text: str) -> Iterator[_Piece]:
     if text.strip() in ("", NO_CALLS):
         return
+    # A call a line
     for line in filter(None, map(str.strip, text.split("\n"))):
         name, brace, _ = line.partition("{")
         if not brace or not name.strip():
-            yield _Wrong(f"{_quote(line)} is not a call; write one call per line, as name {{…}}, or only {NO_CALLS}")
+            yield _Wrong(
+                f"{_quote(line)} is not a call; write one call per line, as name {{…}}, or"
+                f" only {NO_CALLS}"
+            )
             continue
         try:
             arguments, end = _decode(line, len(name))
             if end < len(line):
-                raise _Wrong(f"{_quote(line[end:])} comes after the arguments; write one call per line")
+                raise _Wrong(
+                    f"{_quote(line[end:])} comes after the arguments; write one call per line"
+                )
             yield name.strip(), arguments
         except _Wrong as wrong:
             yield _Wrong(f"{_quote(name.strip())}: {wrong}")
@@ -378,6 +419,8 @@ def _plain(text: str) -> Iterator[_Piece]:
 
 def _hermes(text: str) -> Iterator[_Piece]:
     position = 0
+
+    # 1. The words before it, and its JSON
     while (start := text.find(OPENED, position)) >= 0:
         yield text[position:start]
         end = start = start + len(OPENED)
@@ -387,6 +430,8 @@ def _hermes(text: str) -> Iterator[_Piece]:
             piece = _named(value)
         except _Wrong as wrong:
             piece = wrong
+
+        # 2. Its end; without one, a later call may still be read
         closing, opening = text.find(CLOSED, end), text.find(OPENED, end)
         if closing < 0 or 0 <= opening < closing:
             also = f", and {piece}" if isinstance(piece, _Wrong) else ""
@@ -401,6 +446,7 @@ def _hermes(text: str) -> Iterator[_Piece]:
 
 
 def _llama(text: str) -> Iterator[_Piece]:
+    # Words come before the python tag, or are all there is
     if not text.lstrip().startswith(("{", "[")):
         mark = PYTHON_MARK.search(text)
         yield text[: mark.start()] if mark else text
@@ -422,6 +468,7 @@ def _of_family(text: str, form: CallForm) -> Iterator[_Piece]:
     yield text[: starts[0]] if starts else text
     for start, end in itertools.pairwise([*starts, len(text)]):
         piece = text[start:end]
+        # Some families also write calls as Hermes does
         if piece.startswith(OPENED) and piece[len(OPENED) :].lstrip().startswith("{"):
             yield from _hermes(piece)
             continue
@@ -432,7 +479,9 @@ def _of_family(text: str, form: CallForm) -> Iterator[_Piece]:
             whole_calls = [(name, _checked(arguments)) for name, arguments in calls]
         except (ValueError, RecursionError, _Wrong) as error:
             reason = str(error).partition("\n")[0][:MAX_REASON]
-            yield _Wrong(f"{_quote(piece)} is no call ({reason}); write {form.text([EXAMPLE]).strip()}")
+            yield _Wrong(
+                f"{_quote(piece)} is no call ({reason}); write {form.text([EXAMPLE]).strip()}"
+            )
             continue
         yield from whole_calls
         yield piece[length:]
@@ -448,26 +497,42 @@ def _named(value: object) -> _Call | _Wrong:
     """The name and the arguments in a call's JSON."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return _Wrong(
-            f'{_quote(_dump(value))} is no call; expected a JSON object with the tool\'s "name" and its arguments'
+            f"{_quote(_dump(value))} is no call; expected a JSON object with the tool's"
+            ' "name" and its arguments'
         )
     if "arguments" not in value and "parameters" not in value:
-        return _Wrong(f"{_quote(value['name'])} is called without arguments; write an empty object where it needs none")
+        return _Wrong(
+            f"{_quote(value['name'])} is called without arguments; write an empty object"
+            " where it needs none"
+        )
     return value["name"], value["arguments"] if "arguments" in value else value["parameters"]
 
 
-def _call(piece: _Call | _Wrong, by_name: dict[str, ToolSpec], *, untyped: bool = False) -> ToolCall:
+def _call(
+    piece: _Call | _Wrong, by_name: dict[str, ToolSpec], *, untyped: bool = False
+) -> ToolCall:
     """The call, checked. untyped: its arguments are text, whose type the schema tells. Raises
     _Wrong.
     """
     if isinstance(piece, _Wrong):
         raise piece
     name, arguments = piece
+
+    # 1. The tool
     if name not in by_name:
         near = difflib.get_close_matches(name[:MAX_NAME], by_name, n=3, cutoff=0.5)
-        advice = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(by_name) or 'none'}"
+        advice = (
+            f"did you mean {' or '.join(near)}?"
+            if near
+            else f"there are: {', '.join(by_name) or 'none'}"
+        )
         raise _Wrong(f"no tool named {_quote(name)}; {advice}")
+
+    # 2. The arguments, with the types that the schema says
     if not isinstance(arguments, dict):
-        raise _Wrong(f"{name}: expected the arguments as a JSON object, found {_described(arguments)}")
+        raise _Wrong(
+            f"{name}: expected the arguments as a JSON object, found {_described(arguments)}"
+        )
     if untyped:
         arguments = _typed(by_name[name], arguments)
     from referencing.exceptions import Unresolvable
@@ -475,7 +540,9 @@ def _call(piece: _Call | _Wrong, by_name: dict[str, ToolSpec], *, untyped: bool 
     # References to the network are never resolved
     validator = _validator(name, _schema(by_name[name]))
     try:
-        wrong = list(map(_problem, itertools.islice(validator.iter_errors(arguments), MAX_PROBLEMS)))
+        wrong = list(
+            map(_problem, itertools.islice(validator.iter_errors(arguments), MAX_PROBLEMS))
+        )
     except Unresolvable as error:
         wrong = [f"its schema refers to {_quote(str(error.ref))}, which is not in it"]
     except RecursionError:
@@ -498,7 +565,11 @@ def json_schema(parameters: dict[str, Any]) -> dict[str, Any]:
     {'type': 'object', 'properties': {'city': {'type': 'string'}}}
     """
     schema: dict[str, Any] = _normal_schema(parameters)
-    if schema and not SCHEMA_WORDS & set(schema) and all(isinstance(inner, dict) for inner in schema.values()):
+    if (
+        schema
+        and not SCHEMA_WORDS & set(schema)
+        and all(isinstance(inner, dict) for inner in schema.values())
+    ):
         return {"type": "object", "properties": schema}
     return schema
 
@@ -513,7 +584,9 @@ def _normal_schema(schema: Any) -> Any:
         if inner is None:
             continue
         if key in ("properties", "$defs") and isinstance(inner, dict):
-            normal[key] = {name: _normal_schema(schema) for name, schema in inner.items() if schema is not None}
+            normal[key] = {
+                name: _normal_schema(schema) for name, schema in inner.items() if schema is not None
+            }
         elif key == "type" and isinstance(inner, str):
             normal[key] = PYTHON_TYPES.get(re.split(r"\W", inner.lower(), maxsplit=1)[0], inner)
         else:
@@ -553,7 +626,9 @@ def _without_foreign_nulls(value: Any, schema: Any, validator: Any) -> Any:
             rest[key] = _without_foreign_nulls(inner, properties.get(key), validator)
         elif key in properties:
             with contextlib.suppress(Unresolvable, RecursionError):
-                rest |= {key: None} if validator.evolve(schema=properties[key]).is_valid(None) else {}
+                rest |= (
+                    {key: None} if validator.evolve(schema=properties[key]).is_valid(None) else {}
+                )
         elif schema.get("additionalProperties", open_ended) is not False:
             rest[key] = None
     return rest
@@ -576,7 +651,11 @@ def _typed(tool: ToolSpec, arguments: dict[str, Any]) -> dict[str, Any]:
 
     def refused(values: dict[str, Any]) -> set[Any]:
         try:
-            return {error.absolute_path[0] for error in validator.iter_errors(values) if error.absolute_path}
+            return {
+                error.absolute_path[0]
+                for error in validator.iter_errors(values)
+                if error.absolute_path
+            }
         except (Unresolvable, RecursionError):
             return set()
 
@@ -614,14 +693,25 @@ def _validator(name: str, schema_json: str) -> Any:
 
     schema = json.loads(schema_json)
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
-        raise ConfigError(f"tool {name!r}: its parameters must be a JSON schema of type object, not {schema_json:.80}")
-    schema = {"type": "object"} | ({} if OPEN_ENDED & set(schema) else {"additionalProperties": False}) | schema
+        raise ConfigError(
+            f"tool {name!r}: its parameters must be a JSON schema of type object, not"
+            f" {schema_json:.80}"
+        )
+    schema = (
+        {"type": "object"}
+        | ({} if OPEN_ENDED & set(schema) else {"additionalProperties": False})
+        | schema
+    )
     schema.pop("$schema", None)
     try:
         # with its formats, of which regular expressions are one
-        Draft202012Validator.check_schema(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+        Draft202012Validator.check_schema(
+            schema, format_checker=Draft202012Validator.FORMAT_CHECKER
+        )
     except SchemaError as error:
-        raise ConfigError(f"tool {name!r}: its parameters are no JSON schema: {_error_line(error.message)}") from None
+        raise ConfigError(
+            f"tool {name!r}: its parameters are no JSON schema: {_error_line(error.message)}"
+        ) from None
     except RecursionError:
         raise ConfigError(f"tool {name!r}: its parameters are nested too deep") from None
     return Draft202012Validator(schema, registry=Registry())
@@ -634,12 +724,20 @@ def _problem(error: Any) -> str:
     properties = error.schema.get("properties", {}) if isinstance(error.schema, dict) else {}
     if error.validator == "required":
         missing = [name for name in error.validator_value if name not in error.instance]
-        parameters = [f"{_quote('.'.join([*path, name]))} ({_type_text(properties.get(name))})" for name in missing]
+        parameters = [
+            f"{_quote('.'.join([*path, name]))} ({_type_text(properties.get(name))})"
+            for name in missing
+        ]
         return f"missing argument {', '.join(parameters)}"
     closed = error.validator == "additionalProperties" and error.validator_value is False
     if closed and "patternProperties" not in error.schema:
-        extra = [_quote(".".join([*path, name])) for name in error.instance if name not in properties]
-        return f"unknown argument {', '.join(extra[:MAX_PROBLEMS])}; expected {', '.join(properties) or 'none'}"
+        extra = [
+            _quote(".".join([*path, name])) for name in error.instance if name not in properties
+        ]
+        return (
+            f"unknown argument {', '.join(extra[:MAX_PROBLEMS])}; expected"
+            f" {', '.join(properties) or 'none'}"
+        )
     if error.validator in ("type", "enum", "const"):
         expected = _type_text({error.validator: error.validator_value})
         return f"{place}: expected {expected}, found {_described(error.instance)}"
@@ -655,7 +753,9 @@ def _decode(text: str, start: int) -> tuple[Any, int]:
         line = text.count("\n", start, error.pos) + 1
         column = error.pos - max(start, text.rfind("\n", start, error.pos) + 1) + 1
         near = _quote(text[error.pos :])
-        raise _Wrong(f"invalid JSON at its line {line}, column {column}: {error.msg}; near {near}") from None
+        raise _Wrong(
+            f"invalid JSON at its line {line}, column {column}: {error.msg}; near {near}"
+        ) from None
     except RecursionError:
         raise _Wrong(TOO_DEEP) from None
     except ValueError as error:
@@ -705,7 +805,14 @@ def _type_text(schema: Any) -> str:
 
 def _described(value: object) -> str:
     """The type and text of a JSON value."""
-    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    names = {
+        bool: "boolean",
+        int: "integer",
+        float: "number",
+        str: "string",
+        list: "array",
+        dict: "object",
+    }
     return "null" if value is None else f"{names[type(value)]} {_quote(_dump(value), mark='')}"
 
 

@@ -131,7 +131,9 @@ class Observation:
     @property
     def text(self) -> str:
         """The contents of the messages, joined by newlines; in a conversation, with their speakers."""
-        return "\n".join(message.entry if self.replies else message.content for message in self.messages)
+        return "\n".join(
+            message.entry if self.replies else message.content for message in self.messages
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +343,9 @@ class Trajectory:
                 values_by_name.setdefault(name, []).append(float(value))
             for name, value in turn.info.get("last_figures", {}).items():
                 last_values[name] = float(value)
-        return last_values | {name: sum(values) / len(values) for name, values in values_by_name.items()}
+        return last_values | {
+            name: sum(values) / len(values) for name, values in values_by_name.items()
+        }
 
 
 def reports_success(outcomes: Iterable[tuple[str, bool | None]]) -> bool:
@@ -419,7 +423,9 @@ def to_json(value: object) -> Any:
     return _adapter(type(value)).dump_python(value, mode="json")
 
 
-def from_json(kind: type[Noun], value: object, *, path: Path | str = "<memory>", line: int | None = None) -> Noun:
+def from_json(
+    kind: type[Noun], value: object, *, path: Path | str = "<memory>", line: int | None = None
+) -> Noun:
     """`value`, from a JSON file, as a `kind`.
 
     Raises DataError: naming `path`, `line` and the first field of the wrong type or missing.
@@ -432,7 +438,9 @@ def from_json(kind: type[Noun], value: object, *, path: Path | str = "<memory>",
         return _adapter(kind).validate_python(value)  # type: ignore[no-any-return]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise DataError(path, first["msg"], line=line, field=".".join(map(str, first["loc"]))) from None
+        raise DataError(
+            path, first["msg"], line=line, field=".".join(map(str, first["loc"]))
+        ) from None
 
 
 class ModelFacts(TypedDict, total=False):
