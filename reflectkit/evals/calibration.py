@@ -98,6 +98,12 @@ def choice_forecast(probabilities: Sequence[float], right: Sequence[int]) -> For
     return Forecast(probabilities[likeliest], likeliest in right, brier, _surprise(share))
 
 
+ForecastClusters = Sequence[Sequence[Forecast]]
+"""Forecasts, one sequence per cluster of problems."""
+TaskForecasts = dict[str, list[Forecast]]
+"""Forecasts by task."""
+
+
 class Advised(Wrapper):
     """Records the best actions in each state in the step's info."""
 
@@ -116,9 +122,11 @@ class Advised(Wrapper):
         others = {name: list(right) for name, right in answers.items() if name != LIKELY.name}
         if others:
             advice[RIGHT_ANSWERS] = others
-        return followed(
-            self.env.step(action), lambda result: replace(result, info=result.info | advice)
-        )
+
+        def with_advice(result: StepResult) -> StepResult:
+            return replace(result, info=result.info | advice)
+
+        return followed(self.env.step(action), with_advice)
 
     def _checked(self, observation: Observation) -> Observation:
         if not observation.choices:
@@ -179,9 +187,9 @@ def _right_options(question: str, turn: Turn, trajectory: Trajectory) -> list[in
     return options
 
 
-def read_forecasts(episodes: Iterable[EpisodeRow]) -> dict[str, dict[str, list[Forecast]]]:
+def read_forecasts(episodes: Iterable[EpisodeRow]) -> dict[str, TaskForecasts]:
     """The forecasts of episodes, by what is foretold and by task. Aborted episodes have none."""
-    forecasts: dict[str, dict[str, list[Forecast]]] = {}
+    forecasts: dict[str, TaskForecasts] = {}
     for episode in episodes:
         if episode.is_aborted:
             continue
@@ -191,7 +199,7 @@ def read_forecasts(episodes: Iterable[EpisodeRow]) -> dict[str, dict[str, list[F
     return forecasts
 
 
-def critic_forecasts(episodes: Iterable[EpisodeRow]) -> dict[str, list[Forecast]]:
+def critic_forecasts(episodes: Iterable[EpisodeRow]) -> TaskForecasts:
     """By task, success as the critic foretells it by the value of the first state: 0 at the mean return of the failures
     among the episodes, 1 at that of the successes. None if one of the two is missing.
     """
@@ -217,12 +225,13 @@ def critic_forecasts(episodes: Iterable[EpisodeRow]) -> dict[str, list[Forecast]
     forecasts: dict[str, list[Forecast]] = {}
     for episode, value in with_values:
         share = (value - failure) / (success - failure)
-        forecast = event_forecast(min(SUREST, max(1 - SUREST, share)), bool(episode.success))
+        share = min(SUREST, max(1 - SUREST, share))
+        forecast = event_forecast(share, bool(episode.success))
         forecasts.setdefault(episode.task, []).append(forecast)
     return forecasts
 
 
-def calibration_row(clusters: Sequence[Sequence[Forecast]]) -> CalibrationRow:
+def calibration_row(clusters: ForecastClusters) -> CalibrationRow:
     """The scores of forecasts by cluster: means over all of them, see also `calibration_error` and `reliability`."""
     forecasts = [forecast for cluster in clusters for forecast in cluster]
     briers = [[forecast.brier for forecast in cluster] for cluster in clusters]
@@ -242,14 +251,15 @@ def calibration_row(clusters: Sequence[Sequence[Forecast]]) -> CalibrationRow:
 
 def _mean(clusters: Sequence[Sequence[float]]) -> float:
     """The mean over all values."""
-    return math.fsum(value for cluster in clusters for value in cluster) / sum(map(len, clusters))
+    values = [value for cluster in clusters for value in cluster]
+    return math.fsum(values) / len(values)
 
 
 def _bin(confidence: float) -> int:
     return min(BINS - 1, int(confidence * BINS))
 
 
-def calibration_error(clusters: Sequence[Sequence[Forecast]]) -> tuple[float, float, float]:
+def calibration_error(clusters: ForecastClusters) -> tuple[float, float, float]:
     """(expected calibration error, low, high): the mean distance of the confidence from how often it came true, over
     BINS bins of equal width, each weighted by its forecasts (Naeini et al. 2015, AAAI).
 
@@ -268,22 +278,25 @@ def calibration_error(clusters: Sequence[Sequence[Forecast]]) -> tuple[float, fl
     for number, cluster in enumerate(clusters):
         for forecast in cluster:
             gaps_CB[number, _bin(forecast.confidence)] += forecast.hit - forecast.confidence
-    error = float(abs(gaps_CB.sum(axis=0)).sum() / counts_C.sum())
+    gaps_B = gaps_CB.sum(axis=0)
+    total = counts_C.sum()
+    error = float(abs(gaps_B).sum() / total)
     count = len(clusters)
     if count < 2:
         return error, -math.inf, math.inf
 
     # 2. Its jackknife: the t interval of C values with the standard error ((C - 1) / C * spread) ** 0.5
-    without_C = abs(gaps_CB.sum(axis=0) - gaps_CB).sum(axis=1) / (counts_C.sum() - counts_C)
-    spread = float(((without_C - without_C.mean()) ** 2).sum())
-    pseudo_C = (count - 1) * (without_C.mean() - without_C)
+    without_C = abs(gaps_B - gaps_CB).sum(axis=1) / (total - counts_C)
+    mean = without_C.mean()
+    spread = float(((without_C - mean) ** 2).sum())
+    pseudo_C = (count - 1) * (mean - without_C)
     low, high = 0.0, 0.0
     if spread:
         low, high = mean_interval([[float(value)] for value in pseudo_C])
     return error, max(0.0, error + low), min(1.0, error + high)
 
 
-def reliability(clusters: Sequence[Sequence[Forecast]]) -> list[ReliabilityBin]:
+def reliability(clusters: ForecastClusters) -> list[ReliabilityBin]:
     """The bins that have forecasts, with the interval of their hits by cluster."""
     bins = []
     for number in range(BINS):

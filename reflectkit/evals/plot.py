@@ -21,6 +21,10 @@ Rows = dict[int, tuple[Path, int, dict[str, Any]]]
 """Rows of metrics.jsonl by step, each with its file and line."""
 Curve = tuple[Sequence[float], Sequence[float]]
 """Positions on the axis, and the values there."""
+Numbers = tuple[float, float, float]
+"""The mean of a figure, and the ends of its interval."""
+ReliabilityBins = Sequence[Mapping[str, float]]
+"""Each {confidence, hits, low, high, forecasts}, as eval.json has them."""
 
 
 def read_curves(
@@ -119,7 +123,8 @@ def _curve(
     values: list[float] = []
     total = 0.0
     for _, (part, line, row) in sorted(rows.items()):
-        total += sum(number_in(part, line, row, name) for name in SUMMED.get(against, ()))
+        parts_of_axis = SUMMED.get(against, ())
+        total += sum(number_in(part, line, row, name) for name in parts_of_axis)
         if figure not in row and is_in_some:
             continue
         values.append(float(number_in(part, line, row, figure)))
@@ -135,8 +140,9 @@ def number_in(
     name: str,
 ) -> Any:
     """A figure of a row. Raises DataError if it is not a number."""
-    value = row.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= LARGEST:
+    value: Any = row.get(name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) <= LARGEST:
         numeric = [key for key, other in row.items() if isinstance(other, int | float)]
         names = ", ".join(numeric)
         raise DataError(path, f"is no number here; this run has {names}", line=line, field=name)
@@ -145,7 +151,11 @@ def number_in(
 
 def smooth(values: list[float], window: int) -> list[float]:
     """Trailing mean over up to `window` values; the first ones average what there is. Same length as `values`."""
-    return [fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
+    means = []
+    for end in range(1, len(values) + 1):
+        start = max(0, end - window)
+        means.append(fmean(values[start:end]))
+    return means
 
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -237,9 +247,7 @@ def _draw_curve(
         panel.plot(places, values_SN.T, linewidth=0.7, alpha=0.5, **line)
 
 
-def draw_bars(
-    figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, float]]], out: Path
-) -> None:
+def draw_bars(figure: str, bars: Mapping[str, Mapping[str, Numbers]], out: Path) -> None:
     """Groups of bars with intervals: player → level → (mean, low, high)."""
     # 1. The picture, wide enough for all bars
     pyplot = pyplot_for_files()
@@ -286,13 +294,11 @@ def draw_bars(
     save_picture(picture, [panel], out)
 
 
-def draw_reliability(
-    panels: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]], out: Path
-) -> None:
+def draw_reliability(panels: Mapping[str, Mapping[str, ReliabilityBins]], out: Path) -> None:
     """One panel for each thing that is foretold: how often it came true against how likely it was called, by player,
     with 95 % intervals; a larger dot has more forecasts. On the diagonal, probabilities mean what they say.
 
-    panels: what is foretold → player → bins, each {confidence, hits, low, high, forecasts}.
+    panels: what is foretold → player → bins.
     """
     pyplot = pyplot_for_files()
     names = list(dict.fromkeys(name for players in panels.values() for name in players))

@@ -28,6 +28,8 @@ HALVINGS = 50  # bisection steps in the search for an endpoint
 Array = Any  # numpy is imported where it is used, so that `reflectkit --help` does not wait for it
 Clusters = Sequence[Sequence[float]]
 """The tasks' mean outcomes, one sequence per cluster."""
+Interval = tuple[float, float]
+"""The ends of a 95 % interval."""
 
 
 def by_task(outcomes: Iterable[tuple[str, float]]) -> Mapping[str, float]:
@@ -48,7 +50,7 @@ def by_cluster(values: Mapping[str, float], cluster_of: Mapping[str, str]) -> li
     return list(clusters.values())
 
 
-def rate_interval(clusters: Clusters, trials: int | None = None) -> tuple[float, float]:
+def rate_interval(clusters: Clusters, trials: int | None = None) -> Interval:
     """95 % interval of the mean over tasks of outcomes in [0, 1]; (0, 1) for fewer than two clusters.
 
     trials: how many single 0 or 1 outcomes (episodes) the values are means of, an upper bound of the effective number.
@@ -67,11 +69,12 @@ def rate_ends(
     squares: float,
     sizes_C: Array,
     trials: float = math.inf,
-) -> tuple[float, float]:
+) -> Interval:
     """`rate_interval` from the clusters' sums of outcomes, the sum of all squares and the clusters' sizes."""
     from scipy.special import betaincinv
 
-    mean = min(max(float(totals_C.sum() / sizes_C.sum()), 0.0), 1.0)
+    mean = float(totals_C.sum() / sizes_C.sum())
+    mean = min(max(mean, 0.0), 1.0)
     effective = effective_tasks(
         totals_C,
         squares,
@@ -136,7 +139,7 @@ def effective_tasks(
     return tasks / shrunk(effect, max(effect, share * largest_effect))
 
 
-def mean_interval(clusters: Clusters) -> tuple[float, float]:
+def mean_interval(clusters: Clusters) -> Interval:
     """95 % t interval of the mean over tasks, for unbounded outcomes; (-inf, inf) for fewer than two clusters.
 
     The clusters' variance of a ratio estimate, C - 1 degrees of freedom: Cochran 1977, Sampling Techniques, section
@@ -149,7 +152,7 @@ def mean_interval(clusters: Clusters) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def amount_interval(clusters: Clusters) -> tuple[float, float]:
+def amount_interval(clusters: Clusters) -> Interval:
     """95 % interval of the mean over tasks of what cannot be negative, e.g. a count; (-inf, inf) for fewer than
     two clusters.
 
@@ -181,7 +184,8 @@ def _mean_and_error(clusters: Clusters) -> tuple[float, float]:
     tasks = sum(map(len, clusters))
     mean = math.fsum(value for cluster in clusters for value in cluster) / tasks
     residuals = [math.fsum(cluster) - len(cluster) * mean for cluster in clusters]
-    return mean, math.hypot(*residuals) * math.sqrt(count / (count - 1)) / tasks
+    correction = math.sqrt(count / (count - 1))
+    return mean, math.hypot(*residuals) * correction / tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +276,7 @@ def difference_ends(
     squares: float,
     sizes_C: Array,
     trials: float = math.inf,
-) -> tuple[float, float]:
+) -> Interval:
     """Tango's 95 % score interval of the mean gap over tasks, of gaps in [-1, 1].
 
     totals_C, squares, sizes_C, trials: as for `rate_ends`. gain: the sum of the positive gaps. Tango 1998, Statistics
@@ -337,11 +341,12 @@ def flips(totals_C: Array, draws: int) -> tuple[Array, bool]:
     repeats = max(1, draws // patterns) if len(differing) < count else 1
 
     # 2. Random signs, and in place of those of the clusters that differ all patterns
-    bits_DC = np.random.default_rng(0).integers(2, size=(patterns * repeats, count), dtype=np.int8)
+    chance = np.random.default_rng(0)
+    bits_DC = chance.integers(2, size=(patterns * repeats, count), dtype=np.int8)
     signs_DC = bits_DC * np.int8(2) - np.int8(1)  # -1 and 1
     if is_exact:
-        of_differing = np.array(list(product((-1, 1), repeat=len(differing))), dtype=np.int8)
-        signs_DC[:, differing] = np.tile(of_differing, (repeats, 1))
+        every = list(product((-1, 1), repeat=len(differing)))
+        signs_DC[:, differing] = np.tile(np.array(every, dtype=np.int8), (repeats, 1))
     return signs_DC, is_exact
 
 
@@ -365,7 +370,7 @@ def agree_with_test(
     sizes_C: Array,
     signs_DC: Array,
     is_exact: bool,
-) -> tuple[float, float]:
+) -> Interval:
     """The interval, adjusted to contain 0 exactly if the sign-flip test does not reject 0.
 
     An end on the wrong side moves to 0, or, if the test rejects 0, to the nearest difference that it does not reject.
@@ -381,7 +386,9 @@ def agree_with_test(
 
     difference = float(totals_C.sum() / sizes_C.sum())
     _, end = _bisected(rejects, 0.0, difference)
-    return (end, max(high, end)) if difference > 0 else (min(low, end), end)
+    if difference > 0:
+        return end, max(high, end)
+    return min(low, end), end
 
 
 def _sums(clusters: Clusters) -> tuple[Array, float, Array]:
@@ -389,8 +396,9 @@ def _sums(clusters: Clusters) -> tuple[Array, float, Array]:
     import numpy as np
 
     totals_C = np.array([math.fsum(cluster) for cluster in clusters])
+    sizes_C = np.array([len(cluster) for cluster in clusters], dtype=float)
     squares = math.fsum(value * value for cluster in clusters for value in cluster)
-    return totals_C, squares, np.array([len(cluster) for cluster in clusters], dtype=float)
+    return totals_C, squares, sizes_C
 
 
 @cache

@@ -83,7 +83,7 @@ def players_table(title: str, rows: Sequence[PlayerRow]) -> Table:
         columns["thoughts"] = [f"{row.thoughts:.0f}" for row in rows]
     if any(row.price_usd != 0 for row in rows):
         columns["US dollars"] = [_dollars(row.price_usd) for row in rows]
-    return Table(title, tuple(columns), tuple(zip(*columns.values(), strict=True)))
+    return _table_of_columns(title, columns)
 
 
 def measure_of(rows: Sequence[PlayerRow], measure: str = SUCCESS) -> str:
@@ -101,7 +101,8 @@ def summary_table(
     """The players at the last level, at most MOST_SUMMED: those that were trained come last in an evaluation. title: of
     the whole table, which says whether the problems are held out. where: the file with all figures.
     """
-    last = [row for row in rows if row.level == rows[-1].level][-MOST_SUMMED:]
+    last_level = rows[-1].level
+    last = [row for row in rows if row.level == last_level][-MOST_SUMMED:]
     cells = []
     for row in last:
         if measure == RETURN:
@@ -110,7 +111,7 @@ def summary_table(
         else:
             mean, low, high = _percent(row.estimate(measure))
             cells.append((row.name, f"{mean:.0f} %", f"{low:.0f} to {high:.0f} %"))
-    counts = f"{title} ({rows[-1].level}): {last[0].tasks}, {last[0].episodes} episodes a player"
+    counts = f"{title} ({last_level}): {last[0].tasks}, {last[0].episodes} episodes a player"
     rest = f"; all {len(rows)} rows are in {where}" if len(last) < len(rows) else ""
     return Table(counts + rest, ("policy", _spaced(measure), INTERVAL), tuple(cells))
 
@@ -188,7 +189,7 @@ def tries_table(rows: Sequence[PlayerRow]) -> list[Table]:
         **columns,
     }
     title = "Tries, %: pass@k is one success or more in k, pass^k is k of k"
-    return [Table(title, tuple(columns), tuple(zip(*columns.values(), strict=True)))]
+    return [_table_of_columns(title, columns)]
 
 
 def aspect_tables(by_aspect: Mapping[str, Sequence[AspectRow]]) -> list[Table]:
@@ -325,6 +326,12 @@ def csv_text(records: Iterable[Mapping[str, Any]]) -> str:
 # ------------------------------------------------------------------------------------------------------- cells
 
 
+def _table_of_columns(title: str, columns: Mapping[str, Sequence[str]]) -> Table:
+    """A table whose cells are given column by column, under their headings."""
+    rows = zip(*columns.values(), strict=True)
+    return Table(title, tuple(columns), tuple(rows))
+
+
 def _report_success(rows: Iterable[PlayerRow]) -> bool:
     return any(row.success is not None for row in rows)
 
@@ -333,7 +340,9 @@ def _percent(estimate: Estimate | None) -> tuple[float, float, float]:
     """(mean, low, high) in percent, 0 where there is none."""
     if estimate is None:
         return 0.0, 0.0, 0.0
-    return 100 * estimate.mean, 100 * (estimate.low or 0.0), 100 * (estimate.high or 0.0)
+    low = estimate.low or 0.0
+    high = estimate.high or 0.0
+    return 100 * estimate.mean, 100 * low, 100 * high
 
 
 def _interval(estimate: Estimate, unit: float, form: str) -> str:
