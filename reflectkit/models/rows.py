@@ -52,8 +52,7 @@ size).
 """
 
 
-# ---------------------------------------------------------------------------------------------------------
-# the columns
+# ------------------------------------------------------------------------------------- the columns
 
 
 def right_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> torch.Tensor:
@@ -105,15 +104,22 @@ def pass_arguments(
     """
     if any(row.branches for row in rows):
         return _branch_arguments(rows, pad_id, device)
+    # 1. Without gaps there is no mask: a token never sees what is right of it
     stems = [row.stem for row in rows]
     past = max(row.past for row in rows)
-    if not left and all(row.past == past for row in rows):  # a token never sees what is right of it
+    if not left and all(row.past == past for row in rows):
         return {"input_ids": right_pad(stems, pad_id, device)}
-    input_ids_BT = left_pad(stems, pad_id, device)[0] if left else right_pad(stems, pad_id, device)
-    width = input_ids_BT.shape[1]
-    past_B1 = torch.tensor([[row.past] for row in rows], device=device)
-    size_B1 = torch.tensor([[len(stem)] for stem in stems], device=device)
-    step_BT = torch.arange(width, device=device) - (width - size_B1 if left else 0)
+    # 2. The step of each new token in its row, negative or too large in padding
+    past_B1 = torch.tensor([row.past for row in rows], device=device)[:, None]
+    size_B1 = torch.tensor(list(map(len, stems)), device=device)[:, None]
+    width = max(map(len, stems))
+    step_BT = torch.arange(width, device=device).expand(len(rows), -1)
+    if left:
+        input_ids_BT, _ = left_pad(stems, pad_id, device)
+        step_BT = step_BT - (width - size_B1)
+    else:
+        input_ids_BT = right_pad(stems, pad_id, device)
+    # 3. The mask of past and new columns, and positions, which go on after the past
     past_BP = torch.arange(past, device=device) >= past - past_B1
     new_BT = (step_BT >= 0) & (step_BT < size_B1)
     return {
@@ -145,7 +151,7 @@ def _branch_arguments(
     same_branch_BTT = number_BT[:, None, :] == number_BT[:, :, None]
     seen_BTT = (in_stem_B1T | same_branch_BTT).tril()
     past = max(row.past for row in rows)
-    past_B1 = torch.tensor([[row.past] for row in rows], device=device)
+    past_B1 = torch.tensor([row.past for row in rows], device=device)[:, None]
     past_BP = torch.arange(past, device=device) >= past - past_B1
     past_BTP = past_BP[:, None, :].expand(-1, number_BT.shape[1], -1)
     return {
@@ -155,8 +161,7 @@ def _branch_arguments(
     }
 
 
-# -----------------------------------------------------------------------------------------------------------
-# the cache
+# --------------------------------------------------------------------------------------- the cache
 
 
 @dataclass(frozen=True)
@@ -239,7 +244,11 @@ class GrowingLayer(DynamicLayer):
 
 def _stacked(first: torch.Tensor, second: torch.Tensor, columns: int) -> torch.Tensor:
     """The rows of both (B, heads, T, size), padded on the left to so many columns."""
-    return torch.cat([pad(part, (0, 0, columns - part.shape[2], 0)) for part in (first, second)])
+    parts = []
+    for part in (first, second):
+        gap = columns - part.shape[2]
+        parts.append(pad(part, (0, 0, gap, 0)))
+    return torch.cat(parts)
 
 
 def build_cache(
@@ -281,12 +290,23 @@ class _Pool:
     def __init__(self, prefixes: Sequence[Prefix]) -> None:
         self.prefixes = prefixes
         self.lengths = [prefix.length for prefix in prefixes]
-        with_past = [prefix for prefix in prefixes if prefix.length]
-        self.prompts = list({id(prefix.prompt): prefix.prompt for prefix in with_past}.values())
-        sizes = [max(p.length for p in with_past if p.prompt is prompt) for prompt in self.prompts]
-        self.sizes = dict(zip(map(id, self.prompts), sizes, strict=True))
-        starts = itertools.accumulate(sizes, initial=0)
-        self.starts = dict(zip(map(id, self.prompts), starts, strict=False))
+        # 1. Each prompt once, with the number of its tokens that a prefix has
+        self.prompts: list[CachedPrompt] = []
+        self.sizes: list[int] = []
+        numbers: dict[int, int] = {}
+        for prefix in prefixes:
+            if not prefix.length:
+                continue
+            number = numbers.setdefault(id(prefix.prompt), len(self.prompts))
+            if number == len(self.prompts):
+                self.prompts.append(prefix.prompt)
+                self.sizes.append(0)
+            self.sizes[number] = max(self.sizes[number], prefix.length)
+        # 2. Where the prompt of each row begins, if these are one after another
+        starts = list(itertools.accumulate(self.sizes, initial=0))
+        self.starts: list[int] = []
+        for prefix in prefixes:
+            self.starts.append(starts[numbers[id(prefix.prompt)]] if prefix.length else 0)
 
     def columns(self, number: int, width: int) -> list[torch.Tensor]:
         """What layer `number` caches (B, heads or channels, width, …) of the last tokens of each
@@ -297,39 +317,37 @@ class _Pool:
         if len(self.prompts) == 1 and len(set(self.lengths)) == 1:
             end = self.lengths[0]
             rows = len(self.lengths)
-            return [
-                part[None, :, end - width : end].expand(rows, *[-1] * part.ndim)
-                for (part,) in parts
-            ]
+            views = []
+            for (part,) in parts:
+                view = part[None, :, end - width : end]
+                views.append(view.expand(rows, *[-1] * part.ndim))
+            return views
         # 2. Others are gathered from all of them, one after another
         device = self.prompts[0].layers[number][0].device
-        starts_B1 = torch.tensor(
-            [[self.starts.get(id(p.prompt), 0)] for p in self.prefixes], device=device
-        )
-        length_B1 = torch.tensor([[length] for length in self.lengths], device=device)
+        start_B1 = torch.tensor(self.starts, device=device)[:, None]
+        length_B1 = torch.tensor(self.lengths, device=device)[:, None]
         place_BW = torch.arange(width, device=device) + length_B1 - width
-        index_BW = starts_B1 + place_BW.clamp(min=0)
-        sizes = [self.sizes[id(prompt)] for prompt in self.prompts]
+        index_BW = start_B1 + place_BW.clamp(min=0)
         gathered = []
         for tensors in parts:
-            trimmed = [tensor[:, :size] for tensor, size in zip(tensors, sizes, strict=True)]
-            pool = trimmed[0] if len(trimmed) == 1 else torch.cat(trimmed, dim=1)
+            pairs = zip(tensors, self.sizes, strict=True)
+            pool = torch.cat([tensor[:, :size] for tensor, size in pairs], dim=1)
             states = pool[:, index_BW].transpose(0, 1)
-            gathered.append(states * (place_BW >= 0)[:, None] if pool.ndim == 2 else states)
+            if pool.ndim == 2:  # a convolution's inputs
+                states = states * (place_BW >= 0)[:, None]
+            gathered.append(states)
         return gathered
 
     def ends(self, number: int) -> list[torch.Tensor]:
         """The states (B, …) of linear attention layer `number` after each prefix; zeros after none."""
-        like = self.prompts[0].layers[number]
-        rows = [prefix.prompt.layers[number] if prefix.length else None for prefix in self.prefixes]
-        return [
-            torch.stack([part * 0 if row is None else row[place] for row in rows])
-            for place, part in enumerate(like)
-        ]
+        zeros = tuple(part * 0 for part in self.prompts[0].layers[number])
+        rows = []
+        for prefix in self.prefixes:
+            rows.append(prefix.prompt.layers[number] if prefix.length else zeros)
+        return [torch.stack(parts) for parts in zip(*rows, strict=True)]
 
 
-# ------------------------------------------------------------------------------------------------------------
-# the plan
+# ---------------------------------------------------------------------------------------- the plan
 
 
 @dataclass(frozen=True)
@@ -446,8 +464,7 @@ def _read_together(plan: Plan, widest: Chunk, chunk: Chunk, at_ends: bool) -> bo
     return 2 * plan.length(chunk) >= plan.length(widest) or plan.length(widest) <= NARROW
 
 
-# ---------------------------------------------------------------------------------------------------------
-# the reading
+# ------------------------------------------------------------------------------------- the reading
 
 
 @dataclass

@@ -184,6 +184,7 @@ def draw(label_logprobs: Sequence[float], temperature: float, seed: int) -> int:
     """Index of the label at the seed's place in the cumulative distribution; of the likeliest at
     temperature 0.
     """
+    # The likeliest, or the one in whose part of 0 … 1 the seed's draw falls
     if temperature == 0:
         return max(range(len(label_logprobs)), key=label_logprobs.__getitem__)
     cumulative = list(itertools.accumulate(map(math.exp, label_logprobs)))
@@ -193,6 +194,7 @@ def draw(label_logprobs: Sequence[float], temperature: float, seed: int) -> int:
 
 def draw_label(request: SampleRequest, logprobs: tuple[float, ...], version: int) -> SampleOutput:
     """The label that `request` draws, given the log-probabilities of all."""
+    # Truncation changes what is drawn, not what is recorded of all labels
     allowed = logprobs
     if request.temperature and request.truncation:
         import torch
@@ -273,6 +275,7 @@ class ScoreMemo:
     ) -> None:
         """Keep the log-probabilities of all `labels`."""
         self._rows[labels, array("i", prompt).tobytes(), kind] = row
+        # About what Python takes for the key, the prompt's numbers and the row
         self.size += 160 + 4 * len(prompt) + 32 * len(row)
 
     def trim(self) -> None:

@@ -55,6 +55,7 @@ def backend(name: str) -> Backend:
     Raises UnknownNameError, and ConfigError for what is not a Backend or a server's address; it
     shows no password.
     """
+    # 1. By its name here, or by MODULE:NAME of the user's own
     if not is_server(name):
         row = resolve("sampler", name, BACKENDS)
         if not isinstance(row, Backend):
@@ -62,6 +63,7 @@ def backend(name: str) -> Backend:
                 f"--sampler {name} is not a reflectkit.sampling.base.Backend but {row!r:.80}"
             )
         return row
+    # 2. A server, by the kind and the address
     kind, _, address = name.partition(":")
     check_address(f"--sampler {kind}:URL", address, KEYS[kind], "http://localhost:8000")
     url = address.rstrip("/").removesuffix("/v1")
@@ -158,6 +160,7 @@ class SamplerConfig(Config):
         """What `policy` answers where it chooses: what it was trained with, else --answer. Raises
         ConfigError if these differ, or if the sampler cannot answer so.
         """
+        # What it was trained with wins; checkpoints of other tools say nothing
         facts = policy.facts
         trained = facts.get("answer") or (
             ANSWERS[0] if facts.get("role") in ("policy", "plain", "think") else None
@@ -196,6 +199,7 @@ class SamplerConfig(Config):
 
         Raises CheckpointError, and ConfigError if a server cannot be used.
         """
+        # A server, a training service, or this process
         if self.reflector != LOCAL:
             return backend(self.reflector).open(
                 Opening(checkpoint, device, role="reflection"), self.server

@@ -187,6 +187,7 @@ class InferenceServer(ABC):
 
     def not_loaded(self, weights: Weights, error: RefusedError) -> ConfigError:
         """The error for weights that the server refused to load."""
+        # The path is missing where the server was started without adapters
         if (
             error.status in (404, 405)
             and "not" in error.reason.lower()
@@ -216,6 +217,7 @@ class Vllm(InferenceServer):
 
     async def served(self) -> ServedModels:
         """See `InferenceServer`."""
+        # An adapter has a parent; the base has none
         bases = [entry for entry in await self.models() if not entry.get("parent")]
         contexts = [
             entry["max_model_len"] for entry in bases if isinstance(entry.get("max_model_len"), int)

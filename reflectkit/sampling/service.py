@@ -246,6 +246,7 @@ def label_logprobs(
     """Log-probabilities of the labels, normalised wherever they part, from those of the tokens of
     `label_rows`.
     """
+    # A softmax at each node, then sums along the paths
     tree, start = trie(labels), len(prompt) - 1
     scores: list[tuple[float, ...]] = []
     for places in label_places(tree, labels):
@@ -266,6 +267,7 @@ def unpack(archive: bytes, base: str, folder: FilePath, url: str) -> None:
     none.
     """
     contents: dict[str, bytes] = {}
+    # 1. The two files of an adapter, wherever they are in the archive
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:*") as files:
             for member in files:
@@ -280,6 +282,7 @@ def unpack(archive: bytes, base: str, folder: FilePath, url: str) -> None:
         raise ConfigError(
             f"{url} gave out an archive that holds no adapter of peft ({error!r:.80})"
         ) from None
+    # 2. They are written with the base that is here
     (folder / ADAPTER_FILES[1]).write_bytes(weights)
     settings: dict[str, Any] = {"base_model_name_or_path": base, "task_type": "CAUSAL_LM"}
     # SkyRL names none, and peft would take its own for this kind of model
@@ -384,6 +387,7 @@ class ServiceSampler:
         if row is not None:
             return row
         key: Scored = (request.prompt_ids, request.labels, temperature)
+        # All that is requested in this turn of the loop is sent together at its end
         if key not in self._asked:
             loop = asyncio.get_running_loop()
             self._asked[key] = loop.create_future()
@@ -466,6 +470,7 @@ def base_on_service(names: Sequence[str], wanted: str, given: str, url: str) -> 
 
     Raises ConfigError.
     """
+    # By --service-model, or the same folder or hub id
     if given:
         matching = [name for name in names if name == given]
     else:

@@ -214,6 +214,7 @@ class TinkerAdapter:
         """Rows for the client whose advantages are `slopes`, so scaled that the service's loss is a
         sum over tokens.
         """
+        # Rows that only fill the batch have advantages of 0
         filled = self._filled(rows)
         data = []
         for number, row in enumerate(filled):

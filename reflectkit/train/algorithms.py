@@ -200,6 +200,7 @@ def algorithm(name: str) -> Algorithm[Any]:
     Raises UnknownNameError: there is none. ConfigError: it is not an Algorithm, or its settings
     cannot be flags.
     """
+    # By its name here, or by MODULE:NAME of the user's own
     definition = resolve("algorithm", name, ALGORITHMS)
     if not isinstance(definition, Algorithm):
         raise ConfigError(f"{name} is not an Algorithm; see reflectkit.train.algorithms.Algorithm")

@@ -1,6 +1,10 @@
 """A training checkpoint: the policy as a model folder, plus the state that training needs to resume
 exactly. Where the reflector learns too, it is a model folder in that folder.
 
+A damaged checkpoint is never trained from. `save` seals each with a checksum of every file;
+`build.resumed_trainer` tries the newest first, says which file is damaged, and resumes from an
+earlier one, or at the start if there is none. A damaged --resume-from is refused.
+
 Random states need no saving: every stream is derived from the seed and the step, and dropout is
 off. A checkpoint is written to a temporary folder and renamed, with a checksum of every file. It
 has only JSON and safetensors files, so opening one runs no code.

@@ -72,6 +72,7 @@ class Critic(nn.Module):
 
     def forward(self, hidden_ND: torch.Tensor, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
         """values_N, in units of reward, for N prompts whose last hidden states are hidden_ND."""
+        # The hidden states of its own trunk, or the policy's, with or without gradients
         if self.own_trunk is not None:
             hidden_ND = self._read(self.own_trunk, prompts)
         elif self.trunk == "detached":

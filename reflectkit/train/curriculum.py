@@ -48,6 +48,7 @@ class Curriculum:
         level (other than the first). It never goes back, also where training is continued with more
         steps.
         """
+        # By the share of the updates, or once the level is mastered
         due = self.level
         if not self.advance_at:
             due = max(self.level, min(step * self.levels // steps, self.levels - 1))
@@ -72,6 +73,7 @@ def draw(level: Level, step: int, count: int, seed: int) -> list[Task]:
     while len(problems) < count:
         turn, place = divmod(position + len(problems), len(level.tasks))
         deck = list(level.dealt(turn) if turn and level.dealt else level.tasks)
+        # Each turn through the problems has an order of its own
         generator(seed, "deck", turn).shuffle(deck)
         problems += deck[place : place + count - len(problems)]
     return problems

@@ -128,6 +128,7 @@ def no_better_than_random(figures: Mapping[str, Any]) -> bool:
     """
     if not {RANDOM, AFTER} <= figures.keys():
         return False
+    # Success if the env reports it, and the return, which may say more
     random, after = figures[RANDOM], figures[AFTER]
     mean = random["success" if "success" in random else "return"]
     if random.get("success") == 1:  # nobody can be better

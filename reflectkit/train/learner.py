@@ -296,6 +296,7 @@ class PolicyLearner(Learner):
         target = self.settings.target_kl
         if target / 2 <= kl <= target:
             return
+        # Within its limits, and never faster than the schedule
         change = math.sqrt(target / max(kl, 1e-12))
         self.pace = min(1.0, self.pace * min(max(change, LEAST_CHANGE), MOST_CHANGE))
 
@@ -543,7 +544,7 @@ class LocalLearner(PolicyLearner):
             device = next(self.player.model.parameters()).device
             rows = torch.arange(len(micro), device=device)
             ends = torch.tensor([len(row) - 1 for row in tokens], device=device)
-            # no label matters: the hidden state is all
+            # No label matters: the hidden state is all
             label = torch.zeros(len(micro), 1, dtype=torch.long, device=device)
             hidden_ND, _ = self.scorer(
                 right_pad(tokens, self.player.pad_id, device), rows, ends, label
@@ -682,6 +683,7 @@ class LocalLearner(PolicyLearner):
         If the policy is sharded, all processes must make equally many passes: one with fewer adds
         some of weight 0.
         """
+        # Trees need neighbours that begin alike, others rows of similar lengths
         rank, count = self.processes.rank, self.processes.count
         if self.shares:  # neighbours begin alike, so each process has a block of them
             block = parts[rank * len(parts) // count : (rank + 1) * len(parts) // count]
@@ -818,6 +820,7 @@ class LocalLearner(PolicyLearner):
                 " --lora-r or a smaller model"
             )
         self.optimizer.zero_grad()
+        # Give back what the failed pass held
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         before, self.max_tokens = self.max_tokens, max(widest, self.max_tokens // 2)

@@ -148,6 +148,8 @@ def fit(
             if is_stopping:
                 progress.news(STOPPED.format(pluralize(trainer.step, "update")))
                 raise KeyboardInterrupt
+
+    # 4. Why it ended early, and what is done at the end
     if trainer.step < run.config.max_steps:
         validations = pluralize(validations_since_best(state.history), "validation")
         progress.news(
@@ -185,6 +187,7 @@ def _keep_updates(state: Fit, figures: dict[str, Any]) -> None:
     """Save the updates since the last checkpoint, if play was interrupted; otherwise they are lost.
     figures: of an update whose validation was interrupted.
     """
+    # What was played since the last update is lost; the updates themselves are not
     trainer = state.trainer
     message = (
         f"updates {state.saved_step + 1} to {trainer.step} are lost; a lower --save-steps loses"
@@ -200,6 +203,7 @@ def _keep_updates(state: Fit, figures: dict[str, Any]) -> None:
 
 def _with_rows(error: DivergedError, state: Fit) -> ReflectkitError:
     """`error`, naming a file to which the rows of the update that diverged are written."""
+    # The rows that were learned from when it happened, and a checkpoint from before it
     path = state.folder / f"diverged-{state.trainer.step + 1}.jsonl"
     if state.trainer.processes.first:
         write_jsonl(path, _readable_rows(error, state.trainer))
@@ -250,11 +254,13 @@ class Metrics(Callback):
         """Read the rows of the updates before, and remove those after the checkpoint that training
         resumes from.
         """
+        # 1. Rows of this run up to the checkpoint; damaged lines count as missing
         fit.history, damaged = rows_until(fit.metrics, fit.trainer.step, {"return": int | float})
         if damaged:
             fit.progress.news(
                 f"{fit.metrics}: damaged lines dropped: {damaged}; training itself is not affected"
             )
+        # 2. What is lost of the file is lost to plots only
         missing = fit.trainer.step - len(fit.history)
         if fit.run.config.resume_from is None and missing > 0:
             figures = f"the figures of {pluralize(missing, 'update')} are lost"
@@ -415,6 +421,7 @@ class Advice(Callback):
             self._tell_of_success(fit)
 
     def _tell_of_horizon(self, fit: Fit, trajectories: Sequence[Trajectory]) -> None:
+        # All were cut off by a limit that nobody has chosen
         level = fit.trainer.config.levels[fit.trainer.curriculum.level].name
         is_default = (
             not fit.run.config.rollout.horizon and level not in fit.run.config.env.kind.horizons
@@ -474,6 +481,7 @@ def is_flat(trajectories: Sequence[Trajectory]) -> bool:
     returns_by_group: dict[str, set[float]] = {}
     for trajectory in trajectories:
         returns_by_group.setdefault(trajectory.group, set()).add(trajectory.total_return)
+    # Without groups, each episode is a group of its own
     has_groups = len(returns_by_group) < len(trajectories)
     if has_groups:
         return all(len(returns) == 1 for returns in returns_by_group.values())

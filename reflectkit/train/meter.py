@@ -52,6 +52,7 @@ class Meter:
             if not allowed:
                 raise self.refuse()
             yield
+            # Only if the request did not fail
             self.count(self.cost(**tokens), **tokens)
 
     def count(self, most: float, **tokens: int) -> None:
@@ -68,6 +69,7 @@ class Meter:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`, of an earlier part of the run."""
+        # The budget may be shared, so only the difference is added
         self.budget.paid += float(state["spent_usd"]) - self.spent
         self.spent = float(state["spent_usd"])
         self.tokens |= {kind: int(count) for kind, count in state["tokens"].items()}
@@ -119,13 +121,14 @@ class MeteredAdapter:
         """See `ServiceAdapter`."""
         return await self.adapter.step(step)
 
-    async def write(self, ask: SampleRequest, limit: int) -> Drawn:
+    async def write(self, request: SampleRequest, limit: int) -> Drawn:
         """See `ServiceAdapter`."""
-        prompt = len(ask.prompt_ids)
+        prompt = len(request.prompt_ids)
         async with self.meter.reserve(read=prompt, sampled=limit) as allowed:
             if not allowed:
                 raise self.meter.refuse()
-            text = await self.adapter.write(ask, limit)
+            # A text may be shorter than its limit; the rest of what was reserved is free again
+            text = await self.adapter.write(request, limit)
             most = self.meter.cost(read=prompt, sampled=limit)
             self.meter.count(most, read=prompt, sampled=len(text.token_ids))
         return text

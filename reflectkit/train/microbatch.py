@@ -97,6 +97,7 @@ def minibatches(parts: Sequence[Unit], count: int) -> list[list[Unit]]:
     result: list[list[Unit]] = [[] for _ in range(count)]
     position, index = 0, 0
     for unit in parts:
+        # A unit whose rows do not fit into the present minibatch goes on in the next
         rows = unit.rows
         while rows:
             while position == ends[index]:
@@ -268,6 +269,7 @@ def scored_choices(
     """The scores of what was chosen in the rows of `micro`, U units, from those of all their
     labels.
     """
+    # Several rows may share a unit: each has its own action, and the unit's distribution
     rows = [row for unit in micro for row in unit.rows]
     places = [samples[row].start for row in rows]
     actions = [

@@ -61,6 +61,7 @@ class Novelty:
         if not weight or not fresh:
             return estimates
         novelty = self.advantages(fresh)
+        # The fresh episodes come first; the replayed ones that follow stay as they are
         advantages = [
             [advantage + weight * new for advantage, new in zip(row, new_row, strict=True)]
             for row, new_row in zip(estimates.advantages, novelty, strict=False)
@@ -71,6 +72,7 @@ class Novelty:
         """The sum of the bonuses that follow each decision, minus the mean over all decisions. The
         divisor is the geometric mean of their standard deviation and of that in the first update.
         """
+        # 1. What follows each decision, against the mean over all of them
         sums = [returns_to_go(self._bonuses(trajectory), 1.0) for trajectory in fresh]
         every = [value for row in sums for value in row]
         mean, present = fmean(every), deviation(every)

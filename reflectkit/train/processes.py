@@ -93,6 +93,7 @@ class Processes:
             return
         import torch
 
+        # 1. All processes must send as many gradients, also of weights that a share did not use
         every = list(weights)
         for weight in every:
             if weight.grad is None:

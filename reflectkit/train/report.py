@@ -93,6 +93,7 @@ def advice(config: RLConfig, returns: Sequence[float]) -> str:
     returns: the mean return of each update.
     """
     options = []
+    # What helped most often comes first
     chooses = config.env.kind.action_kind(config.env.settings) == "choice"
     if config.policy.model and chooses and config.algo.name != "ppo":
         options.append(f"--algo ppo instead of {config.algo.name}")

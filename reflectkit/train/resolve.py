@@ -246,6 +246,7 @@ def resolve(problems: RLProblems, processes: Processes, progress: Progress) -> R
     if reads_comments and (config.distill.joint or config.reflector.prob < 1):
         facts["acts_alone"] = True
 
+    # 4. What the user should know before it starts
     warnings = tuple(_warnings(config, policy, reflector))
     for warning in warnings:
         progress.news(f"warning: {warning}")

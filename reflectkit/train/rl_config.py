@@ -475,10 +475,12 @@ class RLConfig(Config):
 
     @classmethod
     def _implied_algorithm(cls, values: Mapping[str, Any], on_service: bool) -> dict[str, Any]:
+        # 1. Recorded decisions, and PPO after SFT
         if values.get("recorded"):
             return ONE_UPDATE
         if values.get("algo") == "ppo" and not values.get("model"):
             return AFTER_SFT
+        # 2. A model without SFT learns by PPO, unless the user has chosen otherwise
         of_grpo = {leaf.name for leaf in leaves(GrpoSettings)}
         if not values.get("model") or values.get("algo", "ppo") != "ppo" or of_grpo & {*values}:
             return {}
@@ -490,6 +492,7 @@ class RLConfig(Config):
             return WITHOUT_CRITIC | {"novelty": 0.5} if on_service else FROM_SCRATCH
         if values.get("answer") == "text" or not _offers_choices(values):
             return {}
+        # 3. A pretrained model that chooses; a new adapter has nothing to forget
         adapter = str(values.get("lora_r", 0)) != "0"
         learns = WITHOUT_CRITIC if on_service else WITHOUT_SFT
         return learns | ({"learning_rate": RATE_FROM_SCRATCH} if adapter else {})
@@ -501,10 +504,12 @@ class RLConfig(Config):
         optim, policy, env, algo = (
             dict(values.get(name, {})) for name in ("optim", "policy", "env", "algo")
         )
+        # 1. Random weights may learn faster
         if optim.get("learning_rate") is None:
             optim["learning_rate"] = (
                 RATE_FROM_SCRATCH if policy.get("model") in TINY else LEARNING_RATE
             )
+        # 2. GRPO compares what the environment says is comparable
         if "name" in env and algo.get("name", "grpo") == "grpo":
             algo["settings"] = dict(algo.get("settings", {}))
             if algo["settings"].get("advantages") is None:

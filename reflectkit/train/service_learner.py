@@ -310,6 +310,7 @@ class ServiceLearner(PolicyLearner):
 def rows_of(minibatch: Sequence[Unit]) -> list[tuple[int, ...]]:
     """What the service reads: a row for each label of a choice, and each row of text."""
     rows: list[tuple[int, ...]] = []
+    # In the order in which `scored_rows` counts them
     for unit in minibatch:
         rows += label_rows(unit.tokens, unit.choices) if unit.choices else [unit.tokens]
     return rows
