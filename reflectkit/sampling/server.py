@@ -297,6 +297,7 @@ class ServerSampler:
         Raises ConfigError: the server cannot load them, or has others. GoneError: it is away for
         too long.
         """
+        # 1. Write and load them; requests that are on their way keep the ones before
         player: LoadedModel = weights
         adapter = hasattr(player.model, "peft_config")
         there = self.store.write(player, version)
@@ -304,6 +305,7 @@ class ServerSampler:
         await self.server.load(fresh)
         self._weights, self.version = fresh, version
         self._scores = ScoreMemo()  # a new one: other threads may be reading the old one
+        # 2. Remove the oldest, and compare the server's scores and texts with the policy's
         self._held.append(fresh)
         while len(self._held) > VERSIONS:
             old = self._held.pop(0)
@@ -328,6 +330,7 @@ class ServerSampler:
 
     async def _restore(self, weights: Weights) -> None:
         """Give the server the current weights again, unless newer ones were published meanwhile."""
+        # One request restores them, the others that lost them wait and find them there
         lock = self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
         async with lock:
             if self._weights is not weights:
@@ -413,6 +416,7 @@ class ServerSampler:
         """
         if weights.adapter or not weights.path:
             return
+        # A newer version answered a request that began before it was published
         version = self.store.version(name)
         if version is not None and version > weights.version:
             raise _NewerWeightsError

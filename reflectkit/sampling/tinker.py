@@ -93,19 +93,18 @@ class TinkerService:
         this rank.
         """
         client = await self._connected()
+
+        def create() -> Any:
+            seed_32 = seed % 2**31
+            return client.create_lora_training_client(base, rank, seed_32, train_unembed=False)
+
         try:
-            made = await self.wait(
-                in_thread(
-                    lambda: client.create_lora_training_client(
-                        base, rank, seed % 2**31, train_unembed=False
-                    )
-                )
-            )
+            training_client = await self.wait(in_thread(create))
         except RefusedByServiceError as error:
             raise ConfigError(
                 f"{self.url} gives no LoRA adapter of rank {rank} on {base}: {error.reason}"
             ) from None
-        return TinkerAdapter(self, made)
+        return TinkerAdapter(self, training_client)
 
     async def writer(self, base: str) -> ServiceAdapter:
         """The base itself, which only writes."""
