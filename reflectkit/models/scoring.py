@@ -516,15 +516,19 @@ def along_paths(
 def head_logits(
     model: Any, hidden_ND: torch.Tensor, label_ids_NK: torch.Tensor | None
 ) -> torch.Tensor:
-    """Logits of the labels (N, K), or of the whole vocabulary (N, V)."""
+    """Logits of the labels (N, K), or of the whole vocabulary (N, V).
+
+    Those of labels are in float32: in bfloat16, a logit of 18 is a multiple of 1/16, and labels that
+    are equally likely would differ.
+    """
     head = unwrapped(model).get_output_embeddings()
     if (
         label_ids_NK is not None
         and type(head) is nn.Linear
         and head.weight.shape[-1] == hidden_ND.shape[-1]
     ):
-        rows_NKD = head.weight[label_ids_NK]
-        logits_NK = torch.einsum("nd,nkd->nk", hidden_ND.to(rows_NKD.dtype), rows_NKD)
+        rows_NKD = head.weight[label_ids_NK].float()
+        logits_NK = torch.einsum("nd,nkd->nk", hidden_ND.float(), rows_NKD)
         return logits_NK if head.bias is None else logits_NK + head.bias[label_ids_NK]
     logits_NV = head(hidden_ND)  # a LoRA, quantised or sharded head computes its own rows
     return logits_NV if label_ids_NK is None else logits_NV.gather(1, label_ids_NK)

@@ -53,7 +53,7 @@ class Arm:
 ARMS: Mapping[str, Arm] = {
     "plain": Arm("sft-plain"),
     "pair": Arm("sft-policy", reads=True),
-    "think": Arm("sft-think", rl="--temperature 1 --entropy-coef 0"),
+    "think": Arm("sft-think", rl="--temperature 1 --entropy-coef 0 --target-kl 0.001"),
     "others": Arm("sft-policy", reads=True, elsewhere=True),
     "longer": Arm("sft-plain"),
 }

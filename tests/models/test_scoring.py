@@ -95,6 +95,21 @@ def test_a_lora_head_is_scored_with_its_adapter() -> None:
     torch.testing.assert_close(ours[0], theirs, atol=1e-5, rtol=0)
 
 
+def test_labels_of_a_model_in_bfloat16_are_scored_in_float32() -> None:
+    """As by the same hidden states and weights in float32: bfloat16 would round a logit of 18 to 1/16."""
+    model = llama()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20)
+    model.bfloat16()
+    prompt, labels = [5, 6, 7, 8], ((11,), (12,), (13,))
+    with torch.no_grad():
+        (row_K,), (hidden_D,) = choice_logprobs(model, [prompt], [labels], pad_id=0)
+        rows_KD = model.lm_head.weight[[label for (label,) in labels]].float()
+    expected_K = torch.log_softmax(rows_KD @ hidden_D.float(), dim=-1)
+    assert torch.allclose(row_K, expected_K, atol=1e-5)
+    assert float((rows_KD @ hidden_D.float()).abs().max()) > 5
+
+
 @pytest.mark.parametrize("build", BUILDERS)
 def test_a_common_beginning_read_once_changes_nothing(build) -> None:
     model = build()
