@@ -19,6 +19,7 @@ from pathlib import Path as FilePath
 from typing import Any, Protocol
 
 from safetensors import safe_open
+from typing_extensions import override
 
 from reflectkit.errors import ConfigError, refuse
 from reflectkit.eventloop import run_sync
@@ -113,26 +114,15 @@ class ServiceAdapter(Protocol):
         ...
 
 
-class RememberingAdapter:
-    """`adapter`, which is asked for the same row once between two changes of its weights.
-
-    What was read to play need not be read again for the first gradient step of the update.
-    """
+class WrappedAdapter:
+    """`adapter`, to which every request is passed on."""
 
     def __init__(self, adapter: ServiceAdapter) -> None:
         self.adapter = adapter
-        self._known: dict[tuple[int, ...], list[float]] = {}
 
     async def forward(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """See `ServiceAdapter`."""
-        keys = [tuple(row) for row in rows]
-        unknown = [key for key in dict.fromkeys(keys) if key not in self._known]
-        if unknown:
-            answer = await self.adapter.forward(unknown)
-            if len(answer) != len(unknown):
-                return answer  # which is refused by whoever asked
-            self._known |= zip(unknown, answer, strict=True)
-        return [self._known[key] for key in keys]
+        return await self.adapter.forward(rows)
 
     async def backward(
         self,
@@ -155,12 +145,11 @@ class RememberingAdapter:
 
     async def step(self, step: Step) -> float | None:
         """See `ServiceAdapter`."""
-        self._known.clear()
         return await self.adapter.step(step)
 
-    async def write(self, ask: SampleRequest, limit: int) -> Drawn:
+    async def write(self, request: SampleRequest, limit: int) -> Drawn:
         """See `ServiceAdapter`."""
-        return await self.adapter.write(ask, limit)
+        return await self.adapter.write(request, limit)
 
     async def save(self, name: str) -> str:
         """See `ServiceAdapter`."""
@@ -168,7 +157,6 @@ class RememberingAdapter:
 
     async def load(self, path: str) -> None:
         """See `ServiceAdapter`."""
-        self._known.clear()
         await self.adapter.load(path)
 
     async def archive(self) -> bytes:
@@ -178,6 +166,38 @@ class RememberingAdapter:
     async def close(self) -> None:
         """See `ServiceAdapter`."""
         await self.adapter.close()
+
+
+class RememberingAdapter(WrappedAdapter):
+    """An adapter that is asked for the same row once between two changes of its weights.
+
+    What was read to play need not be read again for the first gradient step of the update.
+    """
+
+    def __init__(self, adapter: ServiceAdapter) -> None:
+        super().__init__(adapter)
+        self._known: dict[tuple[int, ...], list[float]] = {}
+
+    @override
+    async def forward(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        keys = [tuple(row) for row in rows]
+        unknown = [key for key in dict.fromkeys(keys) if key not in self._known]
+        if unknown:
+            answer = await self.adapter.forward(unknown)
+            if len(answer) != len(unknown):
+                return answer  # which is refused by whoever asked
+            self._known |= zip(unknown, answer, strict=True)
+        return [self._known[key] for key in keys]
+
+    @override
+    async def step(self, step: Step) -> float | None:
+        self._known.clear()
+        return await self.adapter.step(step)
+
+    @override
+    async def load(self, path: str) -> None:
+        self._known.clear()
+        await self.adapter.load(path)
 
 
 class TrainingService(Protocol):
@@ -301,6 +321,24 @@ Scored = tuple[tuple[int, ...], tuple[Path, ...], float]
 """Prompt, labels and temperature of a score."""
 
 
+@dataclass(frozen=True)
+class ServiceBase:
+    """What is known here of a base on a service. context: tokens that it reads. vocabulary: the
+    number of tokens that it knows.
+    """
+
+    tokenizer: Any
+    context: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, source: str) -> ServiceBase:
+        """Of `source`, a folder or a hub id."""
+        tokenizer = load_tokenizer(source)
+        vocabulary = getattr(config_of(source), "vocab_size", None) or len(tokenizer)
+        return cls(tokenizer, context_of(source) or 2**20, vocabulary)
+
+
 class ServiceSampler:
     """Samples from an adapter on a service. Choices are scored there and drawn here; texts are
     sampled there.
@@ -310,16 +348,10 @@ class ServiceSampler:
     """
 
     def __init__(
-        self,
-        adapter: ServiceAdapter,
-        tokenizer: Any,
-        role: str | None,
-        context: int | None,
-        vocabulary: int,
-        url: str,
+        self, adapter: ServiceAdapter, base: ServiceBase, role: str | None, url: str
     ) -> None:
-        self.adapter, self.tokenizer, self.role, self.url = adapter, tokenizer, role, url
-        self.context, self.vocabulary = context or 2**20, vocabulary
+        self.adapter, self.tokenizer, self.role, self.url = adapter, base.tokenizer, role, url
+        self.context, self.vocabulary = base.context, base.vocabulary
         self.tokens = self.version = 0
         self._scores = ScoreMemo()
         self._asked: dict[Scored, asyncio.Future[tuple[float, ...]]] = {}
@@ -445,9 +477,7 @@ def sampler_of(adapter: ServiceAdapter, source: str, role: str | None, url: str)
     """The sampler of `adapter`, whose tokenizer and config are those of `source`, a folder or a hub
     id.
     """
-    tokenizer = load_tokenizer(source)
-    vocabulary = getattr(config_of(source), "vocab_size", None) or len(tokenizer)
-    return ServiceSampler(adapter, tokenizer, role, context_of(source), vocabulary, url)
+    return ServiceSampler(adapter, ServiceBase.of(source), role, url)
 
 
 def open_saved(checkpoint: str, role: str) -> ServiceSampler | None:

@@ -7,13 +7,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from typing_extensions import override
 
 from reflectkit.chat.client import Budget
 from reflectkit.chat.config import BudgetSpentError
+from reflectkit.console import Report, Table
 from reflectkit.sampling.base import SampleRequest
+from reflectkit.sampling.engine import EngineConfig
 from reflectkit.sampling.protocols import Drawn
-from reflectkit.sampling.service import ServiceAdapter, Step, TrainingService
+from reflectkit.sampling.service import ServiceAdapter, TrainingService, WrappedAdapter
 
 READ, SAMPLED, TRAINED = "read", "sampled", "trained"
 """Kinds of tokens: of a forward pass, and of a prompt; of texts that were written; of a forward and
@@ -83,29 +88,31 @@ class Meter:
         )
 
 
-class MeteredAdapter:
-    """`adapter`, whose requests are counted by `meter`. Raises BudgetSpentError before one exceeds
+class MeteredAdapter(WrappedAdapter):
+    """An adapter whose requests are counted by `meter`. Raises BudgetSpentError before one exceeds
     the budget.
     """
 
     def __init__(self, adapter: ServiceAdapter, meter: Meter) -> None:
-        self.adapter, self.meter = adapter, meter
+        super().__init__(adapter)
+        self.meter = meter
 
+    @override
     async def forward(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """See `ServiceAdapter`."""
         async with self.meter.paid(read=sum(map(len, rows))):
             return await self.adapter.forward(rows)
 
+    @override
     async def backward(
         self,
         rows: Sequence[Sequence[int]],
         logprobs: Sequence[Sequence[float]],
         slopes: Sequence[Sequence[float]],
     ) -> list[list[float]]:
-        """See `ServiceAdapter`."""
         async with self.meter.paid(trained=sum(map(len, rows))):
             return await self.adapter.backward(rows, logprobs, slopes)
 
+    @override
     async def clipped_backward(
         self,
         rows: Sequence[Sequence[int]],
@@ -113,16 +120,11 @@ class MeteredAdapter:
         advantages: Sequence[Sequence[float]],
         clip: tuple[float, float],
     ) -> list[list[float]]:
-        """See `ServiceAdapter`."""
         async with self.meter.paid(trained=sum(map(len, rows))):
             return await self.adapter.clipped_backward(rows, old_logprobs, advantages, clip)
 
-    async def step(self, step: Step) -> float | None:
-        """See `ServiceAdapter`."""
-        return await self.adapter.step(step)
-
+    @override
     async def write(self, request: SampleRequest, limit: int) -> Drawn:
-        """See `ServiceAdapter`."""
         prompt = len(request.prompt_ids)
         async with self.meter.reserve(read=prompt, sampled=limit) as allowed:
             if not allowed:
@@ -132,22 +134,6 @@ class MeteredAdapter:
             most = self.meter.cost(read=prompt, sampled=limit)
             self.meter.count(most, read=prompt, sampled=len(text.token_ids))
         return text
-
-    async def save(self, name: str) -> str:
-        """See `ServiceAdapter`."""
-        return await self.adapter.save(name)
-
-    async def load(self, path: str) -> None:
-        """See `ServiceAdapter`."""
-        await self.adapter.load(path)
-
-    async def archive(self) -> bytes:
-        """See `ServiceAdapter`."""
-        return await self.adapter.archive()
-
-    async def close(self) -> None:
-        """See `ServiceAdapter`."""
-        await self.adapter.close()
 
 
 class MeteredService:
@@ -167,3 +153,28 @@ class MeteredService:
     async def writer(self, base: str) -> ServiceAdapter:
         """See `TrainingService`."""
         return MeteredAdapter(await self.service.writer(base), self.meter)
+
+
+def token_plan(
+    stage: str,
+    engine: EngineConfig,
+    results: Path,
+    what: str,
+    number: float,
+    counts: Mapping[str, int],
+) -> Report:
+    """The report of --plan on a training service: tokens, and dollars where prices are given.
+
+    what, number: of what these `counts` of tokens by kind are the sum.
+    """
+    cost = Meter(engine.settings.prices).cost(**counts)
+    figures: dict[str, Any] = {what: round(number)}
+    rows = [(what, f"{number:,.0f}")]
+    for kind, count in counts.items():
+        figures[f"tokens_{kind}"] = count
+        rows.append((f"tokens {kind}", f"{count:,}"))
+    if cost:
+        figures["usd"] = cost
+        rows.append(("US dollars", f"{cost:,.2f}"))
+    title = f"Plan of {stage} on {engine.name}, estimated"
+    return Report(stage, results, figures, tables=(Table(title, ("what", "value"), tuple(rows)),))

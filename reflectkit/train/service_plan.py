@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import contextlib
 from statistics import fmean
-from typing import Any
 
 from reflectkit.agents.scripted import AnyAction, Oracle
 from reflectkit.agents.two_player import COMMENT_TOKENS
-from reflectkit.console import Progress, Report, Table
+from reflectkit.console import Progress, Report
 from reflectkit.env import Agent
 from reflectkit.errors import ConfigError
 from reflectkit.models.checkpoint_metadata import load_tokenizer
@@ -23,7 +22,7 @@ from reflectkit.prompts import policy_prompt, reflection_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.service import label_rows
 from reflectkit.seeding import derive
-from reflectkit.train.meter import READ, SAMPLED, TRAINED, Meter
+from reflectkit.train.meter import READ, SAMPLED, TRAINED, token_plan
 from reflectkit.train.resolve import RLRun
 
 SAMPLED_PROBLEMS = 16
@@ -96,24 +95,5 @@ def service_plan(run: RLRun, progress: Progress) -> Report:
         tokens[READ] += fmean(commented)
         tokens[SAMPLED] += COMMENT_TOKENS
     counts = {kind: round(decisions * each) for kind, each in tokens.items()}
-
-    # 3. The table
-    cost = Meter(config.engine.settings.prices).cost(**counts)
-    figures: dict[str, Any] = {
-        "decisions": round(decisions),
-        **{f"tokens_{kind}": n for kind, n in counts.items()},
-    }
-    table = [
-        ("decisions", f"{decisions:,.0f}"),
-        *((f"tokens {kind}", f"{n:,}") for kind, n in counts.items()),
-    ]
-    if cost:
-        figures["usd"] = cost
-        table.append(("US dollars", f"{cost:,.2f}"))
-    title = f"Plan of rlft on {config.engine.name}, estimated"
-    return Report(
-        "rlft",
-        config.run.results_dir,
-        figures,
-        tables=(Table(title, ("what", "value"), tuple(table)),),
-    )
+    results = config.run.results_dir
+    return token_plan("rlft", config.engine, results, "decisions", decisions, counts)

@@ -148,7 +148,7 @@ def build(run: SFTRun, folder: Path, processes: Processes, progress: Progress) -
 
 
 def last_checkpoint(folder: Path, progress: Progress) -> Path | None:
-    """The latest undamaged trainer checkpoint; damaged ones after it are removed."""
+    """The latest undamaged checkpoint in `folder`; damaged ones after it are removed."""
     for checkpoint in reversed(checkpoints(folder)):
         try:
             verify(checkpoint)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,27 +19,31 @@ from typing import Any
 from reflectkit.chat.client import Budget
 from reflectkit.chat.config import BudgetSpentError
 from reflectkit.config import identifying
-from reflectkit.console import Progress, Report, Table
+from reflectkit.console import Progress, Report
 from reflectkit.errors import CheckpointError, DataError, DivergedError
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.checkpoint_metadata import (
     SERVICE,
-    config_of,
-    context_of,
-    load_tokenizer,
     model_facts,
 )
-from reflectkit.runs.run import checkpoints, seal, verify
+from reflectkit.runs.run import checkpoints, seal
 from reflectkit.sampling import checks
-from reflectkit.sampling.service import ServiceAdapter, Step, base_on_service, loaded, open_service
+from reflectkit.sampling.service import (
+    ServiceAdapter,
+    ServiceBase,
+    Step,
+    base_on_service,
+    loaded,
+    open_service,
+)
 from reflectkit.seeding import generator
 from reflectkit.text import pluralize
-from reflectkit.train.meter import READ, TRAINED, Meter, MeteredService
+from reflectkit.train.meter import READ, TRAINED, Meter, MeteredService, token_plan
 from reflectkit.train.processes import Processes, stopped_between
 from reflectkit.train.service_learner import probe, refuse_other_weights, save_without_weights
 from reflectkit.train.settings import tracking
-from reflectkit.train.sft.build import gradient_steps
+from reflectkit.train.sft.build import gradient_steps, last_checkpoint
 from reflectkit.train.sft.fit import EXPLODED, MEASUREMENTS
 from reflectkit.train.sft.measure import ACCURACY, LOSS, PROBABILITY, since_gain
 from reflectkit.train.sft.resolve import SFTRun
@@ -50,24 +54,6 @@ STATE = "training_state.json"
 """The log of a checkpoint, its step, and what was paid."""
 LOG_EVERY = 20
 """Steps between rows of the log."""
-
-
-@dataclass(frozen=True)
-class Reader:
-    """What encoding needs of a model. context: tokens that it reads. vocabulary: the number of
-    tokens it knows.
-    """
-
-    tokenizer: Any
-    context: int
-    vocabulary: int
-
-    @classmethod
-    def of(cls, source: str) -> Reader:
-        """Of the base `source`, a folder or a hub id."""
-        tokenizer = load_tokenizer(source)
-        vocabulary = getattr(config_of(source), "vocab_size", None) or len(tokenizer)
-        return cls(tokenizer, context_of(source) or 2**20, vocabulary)
 
 
 @dataclass(frozen=True)
@@ -118,7 +104,7 @@ def build(run: SFTRun, folder: Path, progress: Progress) -> ServiceTraining:
 
     # 1. The rows as tokens, before anything is paid
     source = run.start.text
-    reader = Reader.of(source)
+    reader = ServiceBase.of(source)
     encoded = encode_for(config, rows.source, rows.training, reader, prompt_loss=config.prompt_loss)
     held_out = encode_for(config, rows.held_out_source, rows.held_out, reader)
 
@@ -155,21 +141,6 @@ def build(run: SFTRun, folder: Path, progress: Progress) -> ServiceTraining:
         steps=gradient_steps(config, len(encoded)),
         resume=resume,
     )
-
-
-def last_checkpoint(folder: Path, progress: Progress) -> Path | None:
-    """The newest checkpoint in `folder` that is undamaged."""
-    places = checkpoints(folder)
-    for place in reversed(places):
-        try:
-            verify(place)
-            return place
-        except CheckpointError as error:
-            what = (
-                "training starts anew" if place == places[0] else "resuming from an earlier state"
-            )
-            progress.news(f"{error}; {what}")
-    return None
 
 
 @dataclass
@@ -331,9 +302,8 @@ def step(state: ServiceFit) -> float:
     logprobs = read(training, rows)
 
     # 1. The loss: the mean over all trained tokens of the batch, whose slopes are equal
-    trained = [[label != NOT_TRAINED for label in row["labels"][1:]] for row in batch]
-    count = sum(map(sum, trained))
-    loss = -math.fsum(value for each in _trained_only(logprobs, trained) for value in each) / count
+    values = trained_logprobs(batch, logprobs)
+    loss = -math.fsum(values) / len(values)
     guessing = math.log(len(training.tokenizer))
     if not loss <= EXPLODED * guessing:
         what = f"the loss is {loss:.4g} nats per token, and that of guessing {guessing:.2g}"
@@ -341,7 +311,9 @@ def step(state: ServiceFit) -> float:
         raise DivergedError(f"training diverged at step {state.steps + 1} ({what}); {fix}")
 
     # 2. The service adds up the gradients and makes a step
-    slopes = [[-is_trained / count for is_trained in row] for row in trained]
+    slopes = []
+    for row in batch:
+        slopes.append([-(label != NOT_TRAINED) / len(values) for label in row["labels"][1:]])
     run_sync(training.adapter.backward(rows, logprobs, slopes))
     optim, steps = config.optim, training.steps
     warmup = max(1, steps // 20) if optim.warmup_steps is None else optim.warmup_steps
@@ -370,11 +342,16 @@ def read(training: ServiceTraining, rows: Sequence[Sequence[int]]) -> list[list[
     return logprobs
 
 
-def _trained_only(
-    logprobs: Sequence[Sequence[float]], trained: Sequence[Sequence[bool]]
-) -> Iterator[list[float]]:
-    for values, flags in zip(logprobs, trained, strict=True):
-        yield [value for value, is_trained in zip(values, flags, strict=True) if is_trained]
+def trained_logprobs(
+    batch: Sequence[Mapping[str, Any]], logprobs: Sequence[Sequence[float]]
+) -> list[float]:
+    """Those of the trained tokens of `batch`, among the `logprobs` of all its tokens."""
+    values = []
+    for row, row_logprobs in zip(batch, logprobs, strict=True):
+        for label, logprob in zip(row["labels"][1:], row_logprobs, strict=True):
+            if label != NOT_TRAINED:
+                values.append(logprob)
+    return values
 
 
 def is_measured(training: ServiceTraining, step: int) -> bool:
@@ -392,8 +369,7 @@ def measure(training: ServiceTraining) -> dict[str, float]:
     for first in range(0, len(training.held_out), size):
         batch = training.held_out[first : first + size]
         logprobs = read(training, [row["input_ids"] for row in batch])
-        trained = [[label != NOT_TRAINED for label in row["labels"][1:]] for row in batch]
-        values += [value for each in _trained_only(logprobs, trained) for value in each]
+        values += trained_logprobs(batch, logprobs)
     return {
         PROBABILITY: math.fsum(map(math.exp, values)) / len(values),
         LOSS: -math.fsum(values) / len(values),
@@ -413,33 +389,14 @@ def plan(run: SFTRun) -> Report:
     """
     config, rows = run.config, run.rows
     assert run.start is not None
-    reader = Reader.of(run.start.text)
-    encoded = encode_for(config, rows.source, rows.training, reader, prompt_loss=config.prompt_loss)
+    base = ServiceBase.of(run.start.text)
+    encoded = encode_for(config, rows.source, rows.training, base, prompt_loss=config.prompt_loss)
     steps = gradient_steps(config, len(encoded))
     mean = sum(map(row_length, encoded)) / len(encoded)
     trained = round(steps * config.batch_size * mean)
-    held_out = sum(map(row_length, encode_for(config, rows.held_out_source, rows.held_out, reader)))
+    held_out = sum(map(row_length, encode_for(config, rows.held_out_source, rows.held_out, base)))
     measurements = (
         min(steps, MEASUREMENTS) if not config.validate_steps else steps // config.validate_steps
     )
     counts = {READ: trained + held_out * measurements, TRAINED: trained}
-    cost = Meter(config.engine.settings.prices).cost(**counts)
-
-    figures: dict[str, Any] = {
-        "steps": steps,
-        **{f"tokens_{kind}": count for kind, count in counts.items()},
-    }
-    table = [
-        ("steps", f"{steps:,}"),
-        *((f"tokens {kind}", f"{count:,}") for kind, count in counts.items()),
-    ]
-    if cost:
-        figures["usd"] = cost
-        table.append(("US dollars", f"{cost:,.2f}"))
-    title = f"Plan of sft on {config.engine.name}, estimated"
-    return Report(
-        "sft",
-        config.run.results_dir,
-        figures,
-        tables=(Table(title, ("what", "value"), tuple(table)),),
-    )
+    return token_plan("sft", config.engine, config.run.results_dir, "steps", steps, counts)
