@@ -82,6 +82,11 @@ class EnvConfig(Config):
         return env_class(self.name)
 
     @property
+    def offers_choices(self) -> bool:
+        """Whether the policy chooses among listed actions, and writes no text."""
+        return self.kind.action_kind(self.settings) == "choice"
+
+    @property
     @override
     def environment(self) -> dict[str, str]:
         endpoints = []

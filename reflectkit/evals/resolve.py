@@ -95,7 +95,7 @@ def resolve(
 
     # 3. What makes its figures mislead
     warnings = playing_mismatches(config.env, players, folders)
-    if config.env.kind.action_kind(config.env.settings) != "choice":
+    if not config.env.offers_choices:
         warnings += length_mismatches(config.max_new_tokens, folders)
     for warning in warnings:
         progress.news(f"warning: {warning}")

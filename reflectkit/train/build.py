@@ -57,7 +57,7 @@ from reflectkit.train.meter import Meter, MeteredService
 from reflectkit.train.processes import Processes
 from reflectkit.train.reflector import ReflectorTrainer
 from reflectkit.train.resolve import RLRun
-from reflectkit.train.rl_config import LIMITS, RLConfig
+from reflectkit.train.rl_config import LIMITS
 from reflectkit.train.service_learner import ServiceLearner
 from reflectkit.train.service_plan import service_plan
 from reflectkit.train.settings import OptimizerConfig
@@ -201,7 +201,7 @@ def build_trainer(
         critic = Critic(policy, critic_config.head, critic_config.critic_trunk, config.run.seed)
         rates = {"critic_rate": critic_config.critic_rate, "value_clip": critic_config.value_clip}
     settings = Settings(
-        **_policy_settings(config),
+        **_policy_settings(run),
         distill=distill.weight,
         divergence=distill.divergence,
         ema=distill.ema,
@@ -257,8 +257,9 @@ def build_trainer(
     return trainer
 
 
-def _policy_settings(config: RLConfig) -> dict[str, Any]:
+def _policy_settings(run: RLRun) -> dict[str, Any]:
     """Settings of the policy's learner, wherever that is."""
+    config = run.config
     algo, staleness, sampler = config.algo, config.staleness, config.sampler
     remote = sampler.remote or config.engine.remote
     other = config.engine.name if config.engine.remote else sampler.policy
@@ -369,7 +370,7 @@ def _service_trainer(
         adapter,
         tokenizer,
         source,
-        Settings(**_policy_settings(config)),
+        Settings(**_policy_settings(run)),
         {
             "engine": config.engine.name,
             "rows": config.engine.settings.service_rows,
@@ -543,7 +544,7 @@ def plan(run: RLRun, processes: Processes, progress: Progress) -> Report:
         learner.reference and learner.reference.copy,
     )
     # 2. Their memory, and what the policy ends its texts with
-    chooses = config.env.kind.action_kind(config.env.settings) == "choice" and not agent.thinks
+    chooses = config.env.offers_choices and not agent.thinks
     return plan_report(
         "rlft",
         config.run.results_dir,

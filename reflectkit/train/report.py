@@ -94,7 +94,7 @@ def advice(config: RLConfig, returns: Sequence[float]) -> str:
     """
     options = []
     # What helped most often comes first
-    chooses = config.env.kind.action_kind(config.env.settings) == "choice"
+    chooses = config.env.offers_choices
     if config.policy.model and chooses and config.algo.name != "ppo":
         options.append(f"--algo ppo instead of {config.algo.name}")
     if has_risen(returns):

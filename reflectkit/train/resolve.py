@@ -23,7 +23,7 @@ from reflectkit.console import Progress
 from reflectkit.data.problems import HELD_OUT_SEEDS, Problems, digest_of, draw_problems
 from reflectkit.data.recorded import read_recorded
 from reflectkit.envs import cluster_of
-from reflectkit.envs.setup import EnvSetup, chat_settings, not_repeatable
+from reflectkit.envs.setup import EnvConfig, EnvSetup, chat_settings, not_repeatable
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, refuse
 from reflectkit.eventloop import result_of
 from reflectkit.models.checkpoint_metadata import context_of, load_tokenizer
@@ -34,7 +34,6 @@ from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import checked
 from reflectkit.runs.run import Identity, digest, named_runs, read_record, runs_of
 from reflectkit.sampling.base import SampleRequest
-from reflectkit.sampling.config import LOCAL
 from reflectkit.text import pluralize
 from reflectkit.train.curriculum import Level
 from reflectkit.train.processes import Processes
@@ -209,7 +208,9 @@ def resolve(problems: RLProblems, processes: Processes, progress: Progress) -> R
     that the policy's tokenizer or context do not fit.
     """
     config = problems.config
-    _check_processes(config, processes)
+    several, sharded = processes.count > 1, processes.sharded
+    for applies, mistake in config.contradictions_of_processes(several=several, sharded=sharded):
+        refuse(applies, mistake)
 
     # 1. The models
     data_dir = config.run.data_dir
@@ -241,13 +242,14 @@ def resolve(problems: RLProblems, processes: Processes, progress: Progress) -> R
         "prompts": PROMPT_VERSION,
         "reflector": str(reflector) if reads_comments else None,
     }
-    if config.env.kind.action_kind(config.env.settings) == "choice":
+    if config.env.offers_choices:
         facts["acts"] = "choice"
     if reads_comments and (config.distill.joint or config.reflector.prob < 1):
         facts["acts_alone"] = True
 
     # 4. What the user should know before it starts
-    warnings = tuple(_warnings(config, policy, reflector))
+    distills = bool(config.distill.weight)
+    warnings = tuple(_warnings(config.env, policy, reflector, distills=distills))
     for warning in warnings:
         progress.news(f"warning: {warning}")
     run = RLRun(
@@ -263,27 +265,6 @@ def resolve(problems: RLProblems, processes: Processes, progress: Progress) -> R
     )
     _check_prompts(run)
     return run
-
-
-def _check_processes(config: RLConfig, processes: Processes) -> None:
-    """Raises ConfigError for settings that do not work in the way in which the processes were
-    started.
-    """
-    sharded, several, sampler = processes.sharded, processes.count > 1, config.sampler.policy
-    whole = "needs the whole policy in each process, which FSDP2 spreads; use"
-    refuse(
-        sharded and config.reflector.share_base, f"--share-base {whole} `list --configs multi_gpu`"
-    )
-    refuse(sharded and sampler != LOCAL, f"--sampler {sampler} {whole} local")
-    refuse(
-        sharded and config.distill.weight, f"--distill-comments {config.distill.weight:g} {whole}"
-    )
-    one_process = "runs in one process; leave out torchrun or accelerate"
-    refuse(several and config.sampler.remote, f"--sampler {sampler} {one_process}")
-    refuse(several and config.reflector_training.every, f"--train-reflector {one_process}")
-    refuse(
-        several and config.chat_reflector, f"--reflector {config.reflector.load_dir} {one_process}"
-    )
 
 
 def _model_without_sft(problems: RLProblems, progress: Progress) -> ModelRef:
@@ -354,18 +335,23 @@ def _input_files(problems: RLProblems) -> tuple[Path, ...]:
     )
 
 
-def _warnings(config: RLConfig, policy: ModelRef, reflector: ModelRef | None) -> Iterable[str]:
-    """What the policy and the reflector were trained for, where that is not what they do here."""
+def _warnings(
+    env: EnvConfig, policy: ModelRef, reflector: ModelRef | None, *, distills: bool
+) -> Iterable[str]:
+    """What the policy and the reflector were trained for, where that is not what they do here.
+
+    distills: whether the policy plays without the comments and learns from itself with them.
+    """
     add = f"add --reflector {policy.facts.get('reflector') or 'REFLECTOR'}"
     unlike = mismatches.unlike_training(policy, reflector, add, "leave out --reflector")
-    if unlike and reflector is not None and config.distill.weight:
+    if unlike and reflector is not None and distills:
         unlike = f"{policy} was trained without comments, and its teacher is itself with them"
     if unlike:
         yield unlike
     folders = model_folders([policy, reflector])
-    yield from mismatches.env_mismatches(config.env.name, folders)
-    yield from mismatches.settings_mismatches(config.env, folders)
-    yield from mismatches.template_mismatches(config.env, [policy])
+    yield from mismatches.env_mismatches(env.name, folders)
+    yield from mismatches.settings_mismatches(env, folders)
+    yield from mismatches.template_mismatches(env, [policy])
 
 
 def _check_prompts(run: RLRun) -> None:

@@ -544,7 +544,7 @@ class RLConfig(Config):
         sampler, reflector, model = self.sampler, self.reflector, self.policy.model
 
         # 1. The environment and its problems
-        writes = self.env.kind.action_kind(self.env.settings) != "choice"
+        writes = not self.env.offers_choices
         yield model in TINY and writes, words_needed(model, self.env.name)
         for level in self.curriculum.levels:
             check_level(self.env.name, level)
@@ -635,6 +635,29 @@ class RLConfig(Config):
             yield self.algo.name == "none", advice
         if comments == TEACHER:
             check_teacher(self.env.kind.teacher_type, self.setup.env_name, "comment")
+
+    def contradictions_of_processes(self, *, several: bool, sharded: bool) -> Iterator[Rule]:
+        """The rules for settings that do not work in the way in which the processes were started,
+        as known once they run.
+
+        several: whether there is more than one. sharded: whether each holds a shard of the policy
+        (FSDP2).
+        """
+        sampler, distill = self.sampler.policy, self.distill.weight
+
+        # 1. What a shard is too little for
+        whole = "needs the whole policy in each process, which FSDP2 spreads; use"
+        one_base = f"--share-base {whole} `list --configs multi_gpu`"
+        yield sharded and self.reflector.share_base, one_base
+        yield sharded and sampler != LOCAL, f"--sampler {sampler} {whole} local"
+        yield sharded and distill, f"--distill-comments {distill:g} {whole}"
+
+        # 2. What one process does for all
+        alone = "runs in one process; leave out torchrun or accelerate"
+        chat = f"--reflector {self.reflector.load_dir} {alone}"
+        yield several and self.sampler.remote, f"--sampler {sampler} {alone}"
+        yield several and self.reflector_training.every, f"--train-reflector {alone}"
+        yield several and self.chat_reflector, chat
 
     def _contradictions_of_recorded(self) -> Iterator[Rule]:
         """What recorded decisions cannot be combined with."""

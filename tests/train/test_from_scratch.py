@@ -105,3 +105,23 @@ def test_advice_names_more_updates_only_where_the_return_rises() -> None:
     assert advice(config, rising).startswith("--algo ppo instead of grpo")
     assert "--algo" not in advice(RLConfig.from_flat(env="memory", model="somewhere"), rising)
     assert "--algo" not in advice(RLConfig.from_flat(env="taxi", model="tiny"), rising)
+
+
+@pytest.mark.parametrize(
+    ("given", "how", "reason"),
+    [
+        ({"sampler": "vllm:http://localhost:1", "lora_r": 8}, {"several": True}, "runs in one process"),
+        ({"reflector": "elsewhere", "train_reflector": 2}, {"several": True}, "runs in one process"),
+        ({"reflector": "oracle", "distill_comments": 1.0}, {"sharded": True}, "FSDP2 spreads"),
+        ({"reflector": "oracle", "distill_comments": 1.0}, {"several": True}, None),
+        ({"algo": "ppo"}, {"several": True, "sharded": True}, None),
+    ],
+)
+def test_what_processes_cannot_do_depends_on_how_they_were_started(
+    given: dict[str, Any], how: dict[str, bool], reason: str | None
+) -> None:
+    config = RLConfig.from_flat(env="taxi", policy="somewhere", **given)
+    rules = config.contradictions_of_processes(**{"several": False, "sharded": False} | how)
+    mistakes = [mistake for applies, mistake in rules if applies]
+    assert len(mistakes) == (reason is not None)
+    assert reason is None or reason in mistakes[0]
