@@ -13,7 +13,8 @@ import io
 import json
 import math
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any, Protocol
@@ -353,6 +354,9 @@ class ServiceSampler:
         self.adapter, self.tokenizer, self.role, self.url = adapter, base.tokenizer, role, url
         self.context, self.vocabulary = base.context, base.vocabulary
         self.tokens = self.version = 0
+        self.most_in_flight = 0
+        """The most draws that waited for the service at once, since `publish`."""
+        self._in_flight = 0
         self._scores = ScoreMemo()
         self._asked: dict[Scored, asyncio.Future[tuple[float, ...]]] = {}
         self._waiting: list[Scored] = []
@@ -383,7 +387,19 @@ class ServiceSampler:
     async def publish(self, weights: Any, version: int) -> None:
         """Sample from `weights`, a `ServiceAdapter`, which have changed."""
         self.adapter, self.version = weights, version
+        self.most_in_flight = self._in_flight
         self._scores.clear()
+
+    @contextmanager
+    def _waiting_for_service(self, request: SampleRequest) -> Iterator[None]:
+        """Count `request` while it waits. The greedy ones of validation are not part of an update."""
+        is_draw = request.temperature > 0
+        self._in_flight += is_draw
+        self.most_in_flight = max(self.most_in_flight, self._in_flight)
+        try:
+            yield
+        finally:
+            self._in_flight -= is_draw
 
     async def _write(self, request: SampleRequest) -> SampleOutput:
         # 1. What the service cannot do
@@ -403,13 +419,9 @@ class ServiceSampler:
         )
         # 2. The text, as far as the context has room
         limit = min(request.max_new_tokens, self.context - len(request.prompt_ids))
-        text = checks.text(
-            await self.adapter.write(request, limit),
-            request.stop_ids,
-            limit,
-            self.vocabulary,
-            self.url,
-        )
+        with self._waiting_for_service(request):
+            answer = await self.adapter.write(request, limit)
+        text = checks.text(answer, request.stop_ids, limit, self.vocabulary, self.url)
         self.tokens += len(request.prompt_ids) + len(text.token_ids)
         return SampleOutput(text.token_ids, text.logprobs, version=self.version)
 
@@ -426,7 +438,8 @@ class ServiceSampler:
             self._waiting.append(key)
             if len(self._waiting) == 1:
                 loop.call_soon(self._send)
-        return await asyncio.shield(self._asked[key])
+        with self._waiting_for_service(request):
+            return await asyncio.shield(self._asked[key])
 
     def _send(self) -> None:
         """Ask the service for all scores that wait."""

@@ -28,7 +28,13 @@ from reflectkit.models.labels import trie
 from reflectkit.models.scoring import along_paths
 from reflectkit.sampling import checks
 from reflectkit.sampling.base import Sampler
-from reflectkit.sampling.service import ServiceAdapter, Step, label_places, label_rows
+from reflectkit.sampling.service import (
+    ServiceAdapter,
+    ServiceSampler,
+    Step,
+    label_places,
+    label_rows,
+)
 from reflectkit.train.learner import LearnerState, LossOutput, PolicyLearner, Settings, check_finite
 from reflectkit.train.meter import Meter
 from reflectkit.train.microbatch import Scored, Unit, scored_choices, units
@@ -110,9 +116,11 @@ class ServiceLearner(PolicyLearner):
         self.url = str(self.record.get("engine", "the service"))
         self._prefix = f"reflectkit-{secrets.token_hex(4)}"
         self._saves = 0
+        self._sampler: Sampler | None = None
 
     @override
     def publish(self, sampler: Sampler, version: int) -> None:
+        self._sampler = sampler
         run_sync(sampler.publish(self.adapter, version))
 
     @override
@@ -152,12 +160,16 @@ class ServiceLearner(PolicyLearner):
     def update(
         self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0
     ) -> LossOutput:
-        """See `PolicyLearner.update`; with what the service has cost so far, if its prices are
-        known.
+        """See `PolicyLearner.update`; with the most requests that the sampler had in flight, and
+        what the service has cost so far, if its prices are known.
         """
         output = super().update(samples, generator, rate)
-        spent = {"service_usd": self.meter.spent} if any(self.meter.prices.values()) else {}
-        return replace(output, metrics={**output.metrics, **spent})
+        more: dict[str, float] = {}
+        if isinstance(self._sampler, ServiceSampler):
+            more["requests_in_flight"] = self._sampler.most_in_flight
+        if any(self.meter.prices.values()):
+            more["service_usd"] = self.meter.spent
+        return replace(output, metrics={**output.metrics, **more})
 
     @override
     def _begin(self, samples: Sequence[Sample]) -> list[Unit]:

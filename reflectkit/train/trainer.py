@@ -593,7 +593,7 @@ OUR_FIGURES = frozenset({
     "groups_without_spread", "tokens", "tokens_per_second", "episodes_per_second", "rollout_seconds",
     "update_seconds", "learning_rate", "staleness", "staleness_max", "groups_ahead", "states_left_out",
     "states_without_spread", "comments_true", "sampled_comments_true", "divergence", "commented_decisions",
-    "comments_skipped", "masked",
+    "comments_skipped", "masked", "requests_in_flight", "service_usd",
 })  # fmt: skip
 """Names of our figures in a row."""
 PREFIXES = ("validation_", "reflector_", "env_")

@@ -80,6 +80,7 @@ class FakeAdapter:
         return float(norm)
 
     async def write(self, ask: SampleRequest, limit: int) -> Drawn:
+        await self.service.pause()
         row, said = list(ask.prompt_ids), []
         chance = torch.Generator().manual_seed(ask.seed)
         for _ in range(limit):

@@ -296,6 +296,24 @@ def test_all_episodes_are_scored_in_one_request(corridor_folder: Path, service: 
     assert rows[0] % 2 == 0
 
 
+@pytest.mark.parametrize("kind", ["choices", "texts"])
+def test_no_episode_waits_for_another(
+    corridor_folder: Path, service: FakeService, tmp_path: Path, kind: str
+) -> None:
+    """64 episodes have 64 requests in flight."""
+    settings: dict[str, Any] = {"episodes": 64, "max_steps": 1, "algo": "grpo"}
+    if kind == "texts":
+        (tmp_path / "rows.jsonl").write_text("".join(f'{{"prompt": "Go {number}"}}\n' for number in range(8)))
+        (tmp_path / "rewards.py").write_text("def length(completions, **_):\n    return [len(t) for t in completions]\n")
+        reward = (f"{tmp_path / 'rewards.py'}:length",)
+        settings |= {"env": "prompts", "dataset": str(tmp_path / "rows.jsonl"), "reward": reward, "task_file": None}
+        settings |= {"max_new_tokens": 2, "data_dir": tmp_path / "data"}
+    (row,) = figures_of(train(corridor_folder, tmp_path, **settings))
+    assert row["requests_in_flight"] == 64
+    if kind == "texts":
+        assert service.most_waiting == 64
+
+
 def test_what_was_read_to_play_is_not_read_again_to_learn(
     corridor_folder: Path, service: FakeService, tmp_path: Path
 ) -> None:
