@@ -24,6 +24,7 @@ from reflectkit.models.refs import ModelKind, ModelRef
 from reflectkit.registry import resolve
 from reflectkit.sampling.base import EVERYTHING, Opening, Truncation
 from reflectkit.sampling.config import SamplerConfig
+from reflectkit.sampling.engine import PlayerEngineConfig
 
 if TYPE_CHECKING:
     from reflectkit.agents.decision_players import DecisionModel
@@ -51,6 +52,7 @@ class PlayingConfig(Protocol):
     """The settings of a command that makes players."""
 
     sampler: SamplerConfig
+    engine: PlayerEngineConfig
     chat: ChatConfig
     temperature: float
     max_new_tokens: int
@@ -138,7 +140,7 @@ class Players:
         method = player.method
         commentator = self.reflector(player.reflector) if player.reflector else None
         agent = TwoPlayerAgent(
-            config.sampler.open_policy(Opening(str(policy), config.device)),
+            config.sampler.open_policy(Opening(str(policy), config.device, engine=config.engine)),
             commentator and config.sampler.swapped(commentator, self.setup.folder),
             answer=config.sampler.answer_of(policy),
             temperature=config.temperature,
@@ -195,7 +197,8 @@ class Players:
             return ChatReflector(self._client(model.text, reflects=True))
         from reflectkit.agents.typed import reflector_of
 
-        sampler = self.setup.config.sampler.open_reflector(model.text, self.setup.config.device)
+        config = self.setup.config
+        sampler = config.sampler.open_reflector(model.text, config.device, engine=config.engine)
         return reflector_of(sampler, model.facts, model.text)
 
     # -------------------------------------------------------------------------------------- chat and decision models

@@ -30,6 +30,7 @@ from reflectkit.prompts import (
     thinking_prompt,
 )
 from reflectkit.runs.run import Run, RunConfig, open_run
+from reflectkit.sampling.engine import PlayerEngineConfig
 from reflectkit.types import DType, Observation
 from reflectkit.version import VERSION
 
@@ -81,6 +82,7 @@ class ExportConfig(Config):
             "Licence identifier for the card, e.g. apache-2.0; the base model's licence binds you."
         ),
     )
+    engine: PlayerEngineConfig = PlayerEngineConfig()
     run: RunConfig = RunConfig()
 
 
@@ -155,8 +157,7 @@ def bring_home(config: ExportConfig, current: Run, progress: Progress) -> Report
     from reflectkit.eventloop import run_sync
     from reflectkit.jsonl import replacing_folder, write_json
     from reflectkit.models.checkpoint_metadata import ROLE_FILE, load_tokenizer, model_facts
-    from reflectkit.sampling.engine import ServiceSettings
-    from reflectkit.sampling.service import loaded, open_service, unpack
+    from reflectkit.sampling.service import loaded, saved_on, unpack
 
     source, target = config.policy, config.out_dir
     refuse(
@@ -165,11 +166,11 @@ def bring_home(config: ExportConfig, current: Run, progress: Progress) -> Report
     )
     facts = model_facts(source)
     record = facts.pop(SERVICE)
-    service = open_service(record["engine"], ServiceSettings(service_rows=int(record["rows"])))
+    service, base = saved_on(record, config.engine)
 
     # The service gives an adapter out as an archive
     async def fetched() -> bytes:
-        adapter = await loaded(service, record["base"], int(record["rank"]), 0, record["state"])
+        adapter = await loaded(service, base, int(record["rank"]), 0, record["state"])
         archive = await adapter.archive()
         await adapter.close()
         return archive

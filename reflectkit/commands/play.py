@@ -48,6 +48,7 @@ from reflectkit.prompts import ACTION_MARKER, one_line
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.sampling.config import SamplerConfig
+from reflectkit.sampling.engine import PlayerEngineConfig
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
 from reflectkit.types import (
@@ -239,6 +240,7 @@ class PlayConfig(Config):
     device: str = option("auto", help="auto, cpu, cuda, …")
     horizon: int = option(0, help=HORIZON_HELP, ge=0)
     sampler: SamplerConfig = SamplerConfig()
+    engine: PlayerEngineConfig = PlayerEngineConfig()
     chat: ChatConfig = ChatConfig()
     decisions: DecisionConfig = DecisionConfig()
     run: RunConfig = RunConfig()

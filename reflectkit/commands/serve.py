@@ -33,6 +33,7 @@ from reflectkit.jsonl import dumps, refuse_device
 from reflectkit.models.refs import ModelKind, ModelRef
 from reflectkit.runs.run import RunConfig
 from reflectkit.sampling.config import SamplerConfig
+from reflectkit.sampling.engine import PlayerEngineConfig
 from reflectkit.seeding import derive
 from reflectkit.types import Decision, ToolUse, to_json
 
@@ -91,6 +92,7 @@ class ServeConfig(Config):
     )
     device: str = option("auto", help="auto, cpu, cuda, …")
     sampler: SamplerConfig = SamplerConfig()
+    engine: PlayerEngineConfig = PlayerEngineConfig()
     chat: ChatConfig = ChatConfig()
     run: RunConfig = RunConfig()
 

@@ -26,6 +26,7 @@ from reflectkit.models.refs import TEACHER
 from reflectkit.runs.run import RunConfig
 from reflectkit.sampling.base import Truncation
 from reflectkit.sampling.config import SamplerConfig
+from reflectkit.sampling.engine import PlayerEngineConfig
 
 PLAYING = ("policy", "task_file", "level", "problems", "score_oracle", "predict_success", "dry_run")
 """Settings that say what is played, which --from takes the place of."""
@@ -113,6 +114,7 @@ class EvaluateConfig(Config):
     history_tokens: int = option(HISTORY_TOKENS, help=HISTORY_HELP, ge=0)
     rollout: RolloutConfig = RolloutConfig()
     sampler: SamplerConfig = SamplerConfig()
+    engine: PlayerEngineConfig = PlayerEngineConfig()
     chat: ChatConfig = ChatConfig()
     decisions: DecisionConfig = DecisionConfig()
     run: RunConfig = RunConfig()

@@ -34,6 +34,7 @@ from reflectkit.models.refs import ModelRef
 from reflectkit.rollouts.wrappers import ROLES
 from reflectkit.runs.run import RunConfig, read_record
 from reflectkit.sampling.config import SamplerConfig
+from reflectkit.sampling.engine import PlayerEngineConfig
 from reflectkit.seeding import derive
 from reflectkit.types import THINKING, Decision, Message, Observation, ToolCall, ToolUse
 
@@ -95,6 +96,7 @@ class AgentConfig(Config):
     max_new_tokens: int = option(128, help="Of an answer without choices.", ge=1)
     device: str = option("auto", help="auto, cpu, cuda, …")
     sampler: SamplerConfig = SamplerConfig()
+    engine: PlayerEngineConfig = PlayerEngineConfig()
     chat: ChatConfig = ChatConfig()
     decisions: DecisionConfig = DecisionConfig()
     run: RunConfig = RunConfig()
@@ -120,6 +122,7 @@ def load_agent(
     thinking: str | None = None,
     answer: str = "",
     base_url: str | None = None,
+    engine: str = "",
     rules: str = "",
 ) -> LoadedAgent:
     """The agent of a policy, which a reflector comments for.
@@ -138,6 +141,8 @@ def load_agent(
         answer: What a model without SFT answers where it chooses (`label`, `text` or `score`);
             default: as in training, or `label`.
         base_url: Server of a `local:` model.
+        engine: Training service that holds the weights, `tinker:URL`; default: where they were
+            trained.
         rules: What a chat model is told of the environment.
 
     Raises:
@@ -157,6 +162,7 @@ def load_agent(
         "device": device,
         "answer": answer,
         "base_url": base_url,
+        "engine": engine,
         "seed": seed,
         "thinking": thinking or _trained_with(checkpoint).get("thinking", THINKING[0]),
     }

@@ -162,6 +162,8 @@ class Opening:
     """
     role: str = "policy"
     """What the model is sampled as, "policy" or "reflection"."""
+    engine: Any = None
+    """The `sampling.engine.PlayerEngineConfig` of a command that has one."""
     watch: Callable[[Any, Sequence[tuple[int, ...]]], None] | None = None
     """Called with the last hidden states (B, D) and the prompts of each batch that is scored in
     this process, for a critic.

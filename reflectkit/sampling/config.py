@@ -21,14 +21,17 @@ from reflectkit.types import ANSWERS, SCORE, Thinking
 
 if TYPE_CHECKING:
     from reflectkit.agents.two_player import CommentSource
+    from reflectkit.sampling.engine import PlayerEngineConfig
 
 
 def open_local(opening: Opening, settings: object = None) -> Sampler:
     """A sampler of the player in this process, which is loaded if there is none, or of a
     checkpoint's weights on a training service. Raises CheckpointError.
     """
-    if opening.player is None and (there := _on_service(opening.checkpoint, "policy")) is not None:
-        return there
+    if opening.player is None:
+        there = _on_service(opening.checkpoint, "policy", opening.engine)
+        if there is not None:
+            return there
     from reflectkit.models.load import load_player
     from reflectkit.sampling.hf import LocalSampler
 
@@ -36,13 +39,16 @@ def open_local(opening: Opening, settings: object = None) -> Sampler:
     return LocalSampler(player, scorer=opening.scorer, team=opening.team, watch=opening.watch)
 
 
-def _on_service(checkpoint: str, role: str) -> Sampler | None:
-    """The sampler of a checkpoint whose weights are on a training service."""
-    if SERVICE not in model_facts(Path(checkpoint)):
+def _on_service(
+    checkpoint: str, role: str, engine: PlayerEngineConfig | None = None
+) -> Sampler | None:
+    """The sampler of a model whose weights are on a training service; None for others."""
+    has_engine = engine is not None and engine.name
+    if not has_engine and SERVICE not in model_facts(Path(checkpoint)):
         return None
     from reflectkit.sampling.service import open_saved
 
-    return open_saved(checkpoint, role)
+    return open_saved(checkpoint, role, engine)
 
 
 BACKENDS = {"local": Backend(NoSettings, open_local)}
@@ -192,10 +198,16 @@ class SamplerConfig(Config):
         return sampler
 
     def open_reflector(
-        self, checkpoint: str, device: str, player: Any = None, *, frozen: bool = True
+        self,
+        checkpoint: str,
+        device: str,
+        player: Any = None,
+        *,
+        frozen: bool = True,
+        engine: PlayerEngineConfig | None = None,
     ) -> Sampler:
         """The sampler of the comments of model `checkpoint`. player: its `models.load.Player`,
-        where it is loaded. frozen: it is not trained.
+        where it is loaded. frozen: it is not trained. engine: of a command that has one.
 
         Raises CheckpointError, and ConfigError if a server cannot be used.
         """
@@ -204,8 +216,10 @@ class SamplerConfig(Config):
             return backend(self.reflector).open(
                 Opening(checkpoint, device, role="reflection"), self.server
             )
-        if player is None and (there := _on_service(checkpoint, "reflection")) is not None:
-            return there
+        if player is None:
+            there = _on_service(checkpoint, "reflection", engine)
+            if there is not None:
+                return there
         from reflectkit.models.load import load_player
         from reflectkit.sampling.hf import LocalSampler
 

@@ -19,8 +19,8 @@ KEY = "TINKER_API_KEY"
 """The environment variable with the key of a service."""
 
 
-class ServiceSettings(Config):
-    """How to use a training service."""
+class ServiceAccess(Config):
+    """How to ask a training service."""
 
     service_model: str = option(
         "",
@@ -43,6 +43,10 @@ class ServiceSettings(Config):
         ge=0,
         identity=False,
     )
+
+
+class ServiceSettings(ServiceAccess):
+    """How to train on a service."""
 
     price_read: float = option(
         0.0,
@@ -116,3 +120,27 @@ class EngineConfig(Config):
     def remote(self) -> bool:
         """Whether a service holds the policy's weights."""
         return is_service(self.name)
+
+
+class PlayerEngineConfig(Config):
+    """Engine: the training service where weights are that only play."""
+
+    name: str = option(
+        "",
+        name="engine",
+        help=f"Training service where checkpoints that were trained on one, and its bases, play:"
+        f" {TINKER}:URL, or {TINKER} for the hosted one. Default: for each checkpoint, the address at"
+        " which it was trained.",
+        identity=False,
+    )
+    settings: Any = chosen_by(
+        "name",
+        settings=lambda name: ServiceAccess if name else NoSettings,
+        names=lambda: ("tinker:URL",),
+    )
+
+    @override
+    def contradictions(self) -> Iterator[Rule]:
+        if self.name:
+            service_url(self.name)
+        yield from ()

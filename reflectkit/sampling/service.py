@@ -13,7 +13,7 @@ import io
 import json
 import math
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path as FilePath
@@ -22,7 +22,8 @@ from typing import Any, Protocol
 from safetensors import safe_open
 from typing_extensions import override
 
-from reflectkit.errors import ConfigError, refuse
+from reflectkit.config import with_values
+from reflectkit.errors import CheckpointError, ConfigError, refuse
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import write_json
 from reflectkit.models.checkpoint_metadata import (
@@ -37,8 +38,9 @@ from reflectkit.models.hub import looks_local, same_model
 from reflectkit.models.labels import Path, Trie, check_embedded, trie
 from reflectkit.sampling import checks
 from reflectkit.sampling.base import SampleOutput, SampleRequest, ScoreMemo, draw_label, tempered
-from reflectkit.sampling.engine import ServiceSettings, service_url
+from reflectkit.sampling.engine import PlayerEngineConfig, ServiceAccess, service_url
 from reflectkit.sampling.protocols import Drawn
+from reflectkit.sampling.wire import GoneError
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,7 @@ class TrainingService(Protocol):
         ...
 
 
-def open_service(name: str, settings: ServiceSettings) -> TrainingService:
+def open_service(name: str, settings: ServiceAccess) -> TrainingService:
     """The service called `name`. Raises ConfigError if its client is not installed, and GoneError
     if it is away.
     """
@@ -493,19 +495,72 @@ def sampler_of(adapter: ServiceAdapter, source: str, role: str | None, url: str)
     return ServiceSampler(adapter, ServiceBase.of(source), role, url)
 
 
-def open_saved(checkpoint: str, role: str) -> ServiceSampler | None:
-    """The sampler of a checkpoint whose weights are on a training service; None if they are not.
-
-    Raises CheckpointError: it was trained for another role, or the service does not have its
-    weights any more. GoneError: the service is away.
+@contextmanager
+def _naming_engine(engine: PlayerEngineConfig | None) -> Iterator[None]:
+    """Errors of a service at the address where a checkpoint was trained name the flag for another
+    address, if the command has it.
     """
-    record = model_facts(FilePath(checkpoint)).get(SERVICE) if looks_local(checkpoint) else None
-    if record is None:
+    try:
+        yield
+    except (GoneError, ConfigError, CheckpointError) as error:
+        if engine is None or engine.name:
+            raise
+        raise type(error)(
+            f"{error}; if it has another address now, give --engine tinker:URL"
+        ) from None
+
+
+def saved_on(
+    record: Mapping[str, Any], engine: PlayerEngineConfig | None
+) -> tuple[TrainingService, str]:
+    """The service that holds the weights that a checkpoint's `record` names, and what it calls
+    their base.
+
+    engine: where the service is now; None or without a name: at the address of `record`. Raises
+    ConfigError, GoneError.
+    """
+    rows = int(record["rows"])
+    with _naming_engine(engine):
+        if engine is None or not engine.name:
+            return open_service(record["engine"], ServiceAccess(service_rows=rows)), record["base"]
+        access = engine.settings
+        service = open_service(
+            engine.name, with_values(access, service_rows=access.service_rows or rows)
+        )
+        names = run_sync(service.models())
+        return service, base_on_service(names, record["base"], access.service_model, service.url)
+
+
+def open_saved(
+    checkpoint: str, role: str, engine: PlayerEngineConfig | None = None
+) -> ServiceSampler | None:
+    """The sampler of a checkpoint whose weights are on a training service, or of a base of the
+    service `engine`; None for other models.
+
+    engine: see `saved_on`. Raises CheckpointError: it was trained for another role, or the service
+    does not have its weights any more. GoneError: the service is away.
+    """
+    facts = model_facts(FilePath(checkpoint)) if looks_local(checkpoint) else {}
+    record = facts.get(SERVICE)
+
+    # 1. Weights that were trained there
+    if record is not None:
+        trained_for = check_role(checkpoint, role)
+        service, base = saved_on(record, engine)
+        with _naming_engine(engine):
+            adapter = run_sync(loaded(service, base, int(record["rank"]), 0, record["state"]))
+        return sampler_of(adapter, checkpoint, trained_for, service.url)
+
+    # 2. A base, by an adapter that changes nothing. What was trained here plays here
+    if engine is None or not engine.name:
         return None
-    trained_for = check_role(checkpoint, role)
-    service = open_service(record["engine"], ServiceSettings(service_rows=int(record["rows"])))
-    adapter = run_sync(loaded(service, record["base"], int(record["rank"]), 0, record["state"]))
-    return sampler_of(adapter, checkpoint, trained_for, service.url)
+    service = open_service(engine.name, engine.settings)
+    names = run_sync(service.models())
+    if facts.get("role") and not any(same_model(name, checkpoint) for name in names):
+        return None
+    base = base_on_service(names, checkpoint, engine.settings.service_model, service.url)
+    adapter = run_sync(loaded(service, base, 1, 0, None))
+    return sampler_of(adapter, checkpoint, check_role(checkpoint, role), service.url)
 
 
 def base_on_service(names: Sequence[str], wanted: str, given: str, url: str) -> str:

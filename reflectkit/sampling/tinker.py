@@ -21,7 +21,7 @@ from reflectkit.errors import CheckpointError, ConfigError, ReflectkitError
 from reflectkit.eventloop import in_thread
 from reflectkit.keys import header_text, redacted
 from reflectkit.sampling.base import SampleRequest
-from reflectkit.sampling.engine import KEY, ServiceSettings
+from reflectkit.sampling.engine import KEY, ServiceAccess
 from reflectkit.sampling.protocols import Drawn
 from reflectkit.sampling.service import ServiceAdapter, Step
 from reflectkit.sampling.wire import GoneError
@@ -47,7 +47,7 @@ class TinkerService:
     GoneError: it is away.
     """
 
-    def __init__(self, url: str, settings: ServiceSettings) -> None:
+    def __init__(self, url: str, settings: ServiceAccess) -> None:
         # 1. Whether there is a client, a key for the hosted service, or a server that answers
         self.settings = settings
         self.url = url or "the Tinker service"

@@ -7,21 +7,26 @@ import json
 import math
 import random
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 
+from reflectkit.agents.player_refs import Player
+from reflectkit.agents.players import Players, PlayersSetup
 from reflectkit.chat.config import BudgetSpentError
-from reflectkit.commands import evaluate, export, rlft
+from reflectkit.commands import evaluate, export, rlft, serve
 from reflectkit.console import Quiet
 from reflectkit.errors import CheckpointError, ConfigError, MismatchError
+from reflectkit.integrations.agent import load_agent
 from reflectkit.models.labels import label_ids, trie
 from reflectkit.models.load import LoadedModel, load_player, save_player, starting_player, with_adapter
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.runs.run import checkpoints
 from reflectkit.sampling import checks
 from reflectkit.sampling.service import label_logprobs, label_rows
+from reflectkit.sampling.wire import GoneError
 from reflectkit.train import build
 from reflectkit.train.learner import LocalLearner, Settings
 from reflectkit.train.service_learner import ServiceLearner
@@ -297,14 +302,14 @@ def test_all_episodes_are_scored_in_one_request(corridor_folder: Path, service: 
 
 
 @pytest.mark.parametrize("kind", ["choices", "texts"])
-def test_no_episode_waits_for_another(
-    corridor_folder: Path, service: FakeService, tmp_path: Path, kind: str
-) -> None:
+def test_no_episode_waits_for_another(corridor_folder: Path, service: FakeService, tmp_path: Path, kind: str) -> None:
     """64 episodes have 64 requests in flight."""
     settings: dict[str, Any] = {"episodes": 64, "max_steps": 1, "algo": "grpo"}
     if kind == "texts":
         (tmp_path / "rows.jsonl").write_text("".join(f'{{"prompt": "Go {number}"}}\n' for number in range(8)))
-        (tmp_path / "rewards.py").write_text("def length(completions, **_):\n    return [len(t) for t in completions]\n")
+        (tmp_path / "rewards.py").write_text(
+            "def length(completions, **_):\n    return [len(t) for t in completions]\n"
+        )
         reward = (f"{tmp_path / 'rewards.py'}:length",)
         settings |= {"env": "prompts", "dataset": str(tmp_path / "rows.jsonl"), "reward": reward, "task_file": None}
         settings |= {"max_new_tokens": 2, "data_dir": tmp_path / "data"}
@@ -443,3 +448,71 @@ def test_a_checkpoint_plays_on_its_service(
         returns.append([json.loads(line)["return"] for line in (report.folder / "episodes.jsonl").open()])
     assert len(service.calls) > asked
     assert returns[0] == returns[1]
+
+
+@pytest.fixture
+def moved(corridor_folder: Path, service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint whose service has another address now."""
+    from reflectkit.sampling import service as services
+
+    def opened(name: str, settings: Any) -> FakeService:
+        if name != "tinker:http://new":
+            raise GoneError("http://fake does not answer (refused); start the service, then run the same again")
+        return service
+
+    monkeypatch.setattr(services, "open_service", opened)
+    return checkpoints(train(corridor_folder, tmp_path, learning_rate=0.05, max_steps=1))[-1]
+
+
+def test_a_service_that_moved_is_named_by_engine(corridor_folder: Path, moved: Path, tmp_path: Path) -> None:
+    """Each command that plays a checkpoint or fetches it takes the new address, and says so without it."""
+    problems = {"env": "corridor", "task_file": corridor_folder / "train.json", "device": "cpu"}
+    players = {"policy": (f"ours={moved}+{corridor_folder / 'reflection'}",)}
+
+    def evaluated(**more: Any) -> Any:
+        return evaluate.run(evaluate.EvaluateConfig.from_flat(**problems, **players, **more), Quiet())
+
+    def served(**more: Any) -> Any:
+        config = serve.ServeConfig.from_flat(policy=moved, **more)
+        with TemporaryDirectory() as folder:
+            player = Player("policy", config.policy, None)
+            return Players(PlayersSetup(config, (player,), serve.Programs, Path(folder))).agent(player)
+
+    def exported(**more: Any) -> Any:
+        config = export.ExportConfig.from_flat(policy=moved, out_dir=tmp_path / "home", results_dir=tmp_path, **more)
+        return export.run(config, Quiet())
+
+    def loaded(**more: Any) -> Any:
+        with load_agent(moved, device="cpu", **more) as agent:
+            return agent
+
+    for command in (evaluated, served, exported, loaded):
+        with pytest.raises(GoneError, match="--engine tinker:URL") as caught:
+            command()
+        assert "\n" not in str(caught.value)
+        command(engine="tinker:http://new")
+    assert (tmp_path / "home" / "adapter_config.json").is_file()
+
+
+def test_a_base_plays_on_the_service(corridor_folder: Path, service: FakeService, moved: Path, tmp_path: Path) -> None:
+    """As it does here. A model that the service does not have, and that was not trained here, is refused."""
+    returns = []
+    for engine in ("tinker:http://new", ""):
+        asked = len(service.calls)
+        config = evaluate.EvaluateConfig.from_flat(
+            env="corridor",
+            policy=(f"base={corridor_folder / 'policy'}",),
+            task_file=corridor_folder / "train.json",
+            results_dir=tmp_path / f"at-{engine[-3:]}",
+            engine=engine,
+            device="cpu",
+        )
+        report = evaluate.run(config, Quiet())
+        returns.append([json.loads(line)["return"] for line in (report.folder / "episodes.jsonl").open()])
+        assert (len(service.calls) > asked) == bool(engine)
+    assert returns[0] == returns[1]
+    with (
+        pytest.raises(ConfigError, match="name it as --service-model"),
+        load_agent(corridor_folder / "base", device="cpu", engine="tinker:http://new"),
+    ):
+        pass
