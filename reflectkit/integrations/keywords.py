@@ -224,6 +224,7 @@ class EvaluateSettings(TypedDict, total=False):
     episode_tokens: int
     swap_comments: float
     swap_from: str | Path | None
+    engine: str
     base_url: str | None
     concurrency: int
     max_answer_tokens: int | None
@@ -247,6 +248,9 @@ class EvaluateSettings(TypedDict, total=False):
     server_timeout_s: float
     server_patience_s: float
     server_connections: int
+    service_model: str
+    service_timeout_s: float
+    service_rows: int
 
 
 class GenTrajectorySettings(TypedDict, total=False):
