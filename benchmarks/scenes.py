@@ -34,7 +34,7 @@ from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.base import Opening, Sampler, ServerSettings
 from reflectkit.sampling.config import backend
 from reflectkit.seeding import derive
-from reflectkit.train.estimate import tokens_a_pass
+from reflectkit.train.plan import tokens_a_pass
 from reflectkit.types import Task, ToolUse
 
 RANK = 16

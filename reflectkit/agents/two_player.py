@@ -60,10 +60,14 @@ from reflectkit.types import (
 
 
 class CommentSource(Protocol):
-    """Comments on each turn before the policy acts."""
+    """Comments on each turn before the policy acts.
+
+    In prompts and in a `Decision`, a comment is called a reflection. A hint is a comment that the
+    policy did not read, and a thought one that it wrote itself.
+    """
 
     async def remark(self, observation: Observation, context: Context) -> str:
-        """A comment in one line."""
+        """A comment in one line; a `PaidComment` or a `TypedComment` where more is known of it."""
 
 
 class TeacherComments:
@@ -139,7 +143,8 @@ NEVER_END = 0.95
 class Reflector:
     """A model that writes one line about an observation.
 
-    Greedy comments depend only on their prompt and are cached; `renew` forgets them when the model was trained.
+    Greedy comments depend only on their prompt and are cached; `forget` drops them when the model
+    was trained.
     """
 
     def __init__(

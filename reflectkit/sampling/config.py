@@ -206,7 +206,7 @@ class SamplerConfig(Config):
         frozen: bool = True,
         engine: PlayerEngineConfig | None = None,
     ) -> Sampler:
-        """The sampler of the comments of model `checkpoint`. player: its `models.load.Player`,
+        """The sampler of the comments of model `checkpoint`. player: its `LoadedModel`,
         where it is loaded. frozen: it is not trained. engine: of a command that has one.
 
         Raises CheckpointError, and ConfigError if a server cannot be used.

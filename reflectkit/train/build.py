@@ -51,7 +51,7 @@ from reflectkit.sampling.service import (
 from reflectkit.text import pluralize
 from reflectkit.train import checkpoint
 from reflectkit.train.critic import Critic
-from reflectkit.train.estimate import plan_report, tokens_a_pass
+from reflectkit.train.plan import plan_report, tokens_a_pass
 from reflectkit.train.learner import Learner, LocalLearner, Settings
 from reflectkit.train.meter import Meter, MeteredService
 from reflectkit.train.processes import Processes
@@ -109,8 +109,8 @@ def resumed_trainer(
     places = checkpoints(current.folder)
     for place in reversed(places):
         try:
-            checkpoint.check_settings(place, run.settings, LIMITS)
             verify(place)
+            checkpoint.check_settings(place, run.settings, LIMITS)
             _check_prompt_version(place, "start anew with --force")
             return resumed(place)
         except checkpoint.OtherSettingsError:

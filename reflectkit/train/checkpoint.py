@@ -21,7 +21,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from reflectkit.errors import CheckpointError, ConfigError, DataError
+from reflectkit.errors import CheckpointError, ConfigError, DataError, out_of_memory
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_text
 from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, best_checkpoint
 from reflectkit.models.load import LoadedModel
@@ -108,11 +108,11 @@ def save(
         return target
 
     # 3. Remove old ones
-    intact = [
+    earlier = [
         path for path in checkpoints(folder) if int(path.name.rpartition("-")[2]) <= trainer.step
     ]
-    best = best_checkpoint(intact)
-    for old in intact[:-keep]:
+    best = best_checkpoint(earlier)
+    for old in earlier[:-keep]:
         if old != best:
             shutil.rmtree(old, ignore_errors=True)
     return target
@@ -168,6 +168,8 @@ def restore(checkpoint: Path, trainer: Trainer) -> None:
         RuntimeError,
         TypeError,
     ) as error:
+        if out_of_memory(error):  # which says nothing of the files
+            raise
         raise CheckpointError(
             f"{checkpoint}: the training state is damaged ({error}); delete this folder"
         ) from None

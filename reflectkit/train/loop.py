@@ -49,7 +49,7 @@ class Fit:
     folder: Path
     progress: Progress
     checkpoint: Path
-    """The newest checkpoint."""
+    """The newest checkpoint; before the first one is written, the folder where it will be."""
     saved_step: int
     """The update after which it was written."""
     history: list[dict[str, Any]] = field(default_factory=list)

@@ -163,7 +163,10 @@ class ReflectorConfig(Config):
     temperature: float = option(
         0.0,
         name="reflect_temperature",
-        help="Sampling temperature of the comments; 0 is greedy, and comments are cached.",
+        help=(
+            "Sampling temperature of the comments that the policy reads; 0 is greedy, and comments"
+            " are cached. For those from which the reflector learns: --reflector-temperature."
+        ),
         ge=0,
     )
 
@@ -201,7 +204,10 @@ class ReflectorTrainingConfig(Config):
     temperature: float = option(
         1.0,
         name="reflector_temperature",
-        help="Sampling temperature of these comments.",
+        help=(
+            "Sampling temperature of the comments from which the reflector learns; for those that"
+            " the policy reads: --reflect-temperature."
+        ),
         ge=COLDEST,
     )
     learning_rate: float = option(
@@ -646,11 +652,11 @@ class RLConfig(Config):
         sampler, distill = self.sampler.policy, self.distill.weight
 
         # 1. What a shard is too little for
-        whole = "needs the whole policy in each process, which FSDP2 spreads; use"
-        one_base = f"--share-base {whole} `list --configs multi_gpu`"
+        whole = "needs the whole policy in each process, which FSDP2 spreads"
+        one_base = f"--share-base {whole}; use `list --configs multi_gpu`"
         yield sharded and self.reflector.share_base, one_base
-        yield sharded and sampler != LOCAL, f"--sampler {sampler} {whole} local"
-        yield sharded and distill, f"--distill-comments {distill:g} {whole}"
+        yield sharded and sampler != LOCAL, f"--sampler {sampler} {whole}; use local"
+        yield sharded and distill, f"--distill-comments {distill:g} {whole}; leave it out"
 
         # 2. What one process does for all
         alone = "runs in one process; leave out torchrun or accelerate"

@@ -60,7 +60,7 @@ class ReplayBuffer(deque[Trajectory]):
         super().__init__(maxlen=size)
 
     def add(self, trajectories: Iterable[Trajectory]) -> None:
-        """Keep those of `played` that succeeded; ABORTED ones never did."""
+        """Keep those of `trajectories` that succeeded; ABORTED ones never did."""
         self.extend(
             episode
             for episode in trajectories

@@ -12,8 +12,8 @@ from reflectkit.commands import rlft, sft
 from reflectkit.console import Quiet
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.tiny import END
-from reflectkit.train import estimate
-from reflectkit.train.estimate import activation_size, tokens_a_pass
+from reflectkit.train import plan
+from reflectkit.train.plan import activation_size, tokens_a_pass
 from tests.rlft_runs import arguments
 from tests.sft_runs import config, write_rows
 
@@ -60,6 +60,6 @@ def test_rlft_plans_without_writing(corridor_folder: Path, tmp_path: Path) -> No
 
 def test_a_pass_on_a_cpu_is_bounded_by_memory(policy: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tokens_a_pass(policy.model, recompute=False) == 16384
-    monkeypatch.setattr(estimate, "CPU_BYTES", 100 * activation_size(policy.model, 1, 0, recompute=False))
+    monkeypatch.setattr(plan, "CPU_BYTES", 100 * activation_size(policy.model, 1, 0, recompute=False))
     assert tokens_a_pass(policy.model, recompute=False) == 100
     assert tokens_a_pass(policy.model, recompute=True) > 100

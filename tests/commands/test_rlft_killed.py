@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,29 @@ def test_killed_at_any_point_of_its_continuation_it_ends_with_the_same_bytes(
     assert len(list((tmp_path / "killed" / "results").iterdir())) == 1
 
 
+def without(file: Path) -> None:
+    """Remove a file."""
+    file.unlink()
+
+
+def with_another_gamma(file: Path) -> None:
+    """Change a setting, as a flipped bit may."""
+    text = file.read_text()
+    assert text.count('"gamma": 1.0') == 1
+    file.write_text(text.replace('"gamma": 1.0', '"gamma": 0.0'))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (cut_in_half, "its checksum differs"),
+        (without, "is missing, although"),
+        (with_another_gamma, "its checksum differs"),
+    ],
+)
 def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(
+    damage: Callable[[Path], None],
+    words: str,
     corridor_folder: Path,
     straight: Path,
     tmp_path: Path,
@@ -68,9 +91,11 @@ def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(
     monkeypatch.chdir(tmp_path / "copy")
     (run,) = (tmp_path / "copy" / "results").glob("*_rlft")
     (run / "report.json").unlink()
-    cut_in_half(run / "checkpoint-4" / "training_state.json")
+    damage(run / "checkpoint-4" / "training_state.json")
     assert main(command(corridor_folder, *HARD)) == 0
-    assert "resuming from an earlier state" in capsys.readouterr().out
+    output = capsys.readouterr().out.replace("\n", " ")
+    assert words in output
+    assert "resuming from an earlier state" in output
     assert final(tmp_path / "copy") == final(straight)
 
 
