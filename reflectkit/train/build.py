@@ -51,9 +51,9 @@ from reflectkit.sampling.service import (
 from reflectkit.text import pluralize
 from reflectkit.train import checkpoint
 from reflectkit.train.critic import Critic
-from reflectkit.train.plan import plan_report, tokens_a_pass
 from reflectkit.train.learner import Learner, LocalLearner, Settings
 from reflectkit.train.meter import Meter, MeteredService
+from reflectkit.train.plan import plan_report, tokens_a_pass
 from reflectkit.train.processes import Processes
 from reflectkit.train.reflector import ReflectorTrainer
 from reflectkit.train.resolve import RLRun

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from reflectkit.models.load import LoadedModel, load_player, save_player
-from reflectkit.train.plan import optimizer_size
 from reflectkit.train.learner import LocalLearner, Settings
 from reflectkit.train.optimizers import new_optimizer
+from reflectkit.train.plan import optimizer_size
 from tests.train.training import play, rows_of
 
 RATE = 1e-5

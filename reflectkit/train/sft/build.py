@@ -42,8 +42,8 @@ from reflectkit.models.tiny import (
 from reflectkit.prompts import LABELS
 from reflectkit.runs.run import CHECKSUMS, checkpoints, verify
 from reflectkit.text import pluralize
-from reflectkit.train.plan import plan_report
 from reflectkit.train.optimizers import CopyingAdamW, is_rounded, set_dropout
+from reflectkit.train.plan import plan_report
 from reflectkit.train.processes import Processes
 from reflectkit.train.sft.config import LEARNED_POSITIONS, SFTConfig
 from reflectkit.train.sft.packing import can_pack, collate, pack
