@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from reflectkit.commands import config_class
 from reflectkit.config import Leaf, choices, is_path, leaves, parsed_type
-from reflectkit.integrations.functions import PLAYERS
+from reflectkit.integrations.call import PLAYERS
 from reflectkit.jsonl import write_text
 
 COMMANDS = ("rlft", "sft", "evaluate", "gen-trajectory")
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
 if TYPE_CHECKING:
-    from reflectkit.integrations.functions import Result
+    from reflectkit.integrations.call import Result
 
 Player: TypeAlias = "str | Path | Result"
 '''

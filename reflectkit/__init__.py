@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from reflectkit.envs import env_class, make
     from reflectkit.errors import ReflectkitError
     from reflectkit.integrations.agent import Act, LoadedAgent, load_agent
-    from reflectkit.integrations.functions import Result, evaluate, gen_trajectory, rlft, sft
+    from reflectkit.integrations.call import Result
+    from reflectkit.integrations.functions import evaluate, gen_trajectory, rlft, sft
     from reflectkit.rollouts.episode import Episode, rollout
     from reflectkit.types import (
         Decision,
@@ -74,8 +75,9 @@ _PLACES = {
     **dict.fromkeys(("env_class", "make"), "reflectkit.envs"),
     **dict.fromkeys(("Episode", "rollout"), "reflectkit.rollouts.episode"),
     **dict.fromkeys(("Act", "LoadedAgent", "load_agent"), "reflectkit.integrations.agent"),
+    "Result": "reflectkit.integrations.call",
     **dict.fromkeys(
-        ("Result", "evaluate", "gen_trajectory", "rlft", "sft"), "reflectkit.integrations.functions"
+        ("evaluate", "gen_trajectory", "rlft", "sft"), "reflectkit.integrations.functions"
     ),
 }
 

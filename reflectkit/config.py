@@ -166,7 +166,7 @@ class NoSettings(Config):
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenSettings:
     """A sub-config whose class depends on other settings.
 
     by: the attributes of these settings, in the same `Config`. settings: from their values to the
@@ -211,8 +211,8 @@ def option(
 def chosen_by(
     *by: str, settings: Callable[..., type[Config]], names: Callable[[], Iterable[str]] = lambda: ()
 ) -> Any:
-    """A sub-config whose class the settings `by` choose; see `Choice`."""
-    extra: Any = {"choice": Choice(by, settings, names)}
+    """A sub-config whose class the settings `by` choose; see `ChosenSettings`."""
+    extra: Any = {"choice": ChosenSettings(by, settings, names)}
     return Field(default_factory=dict, validate_default=True, json_schema_extra=extra)
 
 
@@ -224,8 +224,8 @@ def _extra(field: FieldInfo, key: str, default: Any = None) -> Any:
     )
 
 
-def _choice(field: FieldInfo) -> Choice | None:
-    choice: Choice | None = _extra(field, "choice")
+def _choice(field: FieldInfo) -> ChosenSettings | None:
+    choice: ChosenSettings | None = _extra(field, "choice")
     return choice
 
 
@@ -382,9 +382,9 @@ def heading(kind: type[Config]) -> str:
     return (kind.__doc__ or kind.__name__).partition(":")[0].partition(".")[0].strip()
 
 
-def choosers(kind: type[Config]) -> dict[str, Choice]:
+def choosers(kind: type[Config]) -> dict[str, ChosenSettings]:
     """The choices in the tree, by the flat names of the settings that make them."""
-    result: dict[str, Choice] = {}
+    result: dict[str, ChosenSettings] = {}
     for field in kind.model_fields.values():
         if choice := _choice(field):
             result |= {_name(name, kind.model_fields[name]): choice for name in choice.by}

@@ -10,7 +10,7 @@ from typing import Any
 from reflectkit.agents.scripted import Oracle
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.data.problems import read_records
-from reflectkit.data.sft_rows import Lesson, Row, plain_row
+from reflectkit.data.sft_rows import Lesson, SFTRow, plain_row
 from reflectkit.env import Agent, Context
 from reflectkit.envs.setup import EnvSetup
 from reflectkit.jsonl import write_jsonl
@@ -48,7 +48,7 @@ def visited_rows(setup: EnvSetup, source: Path, policy: Path, episodes: int, see
     watched = Watched(TwoPlayerAgent(LocalSampler(player), max_new_tokens=64))
     played = [Episode(task, derive(seed, "dagger", task.id)) for task in tasks]
     rollout(played, setup.maker(setup.kind.levels[-1]), watched, width=64)
-    read = [Row(0, ((row["prompt"], row["completion"]),)) for row in watched.rows]
+    read = [SFTRow(0, ((row["prompt"], row["completion"]),)) for row in watched.rows]
     lengths = [len(one["input_ids"]) for one in encode(source, read, player.tokenizer, role="plain")]
     return [row for row, length in zip(watched.rows, lengths, strict=True) if length <= player.context]
 

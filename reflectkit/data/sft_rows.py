@@ -192,7 +192,7 @@ def joined(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SFTRow:
     """A row to train on. line: its number in the file. parts: (prompt, completion); several in a
     conversation, where each prompt but the first is what was said after the completion before it.
     form: of the answer for a choice. probabilities: the target, of the K answers that the prompt
@@ -217,7 +217,7 @@ class Row:
         return (self.parts[0][0], *self.options) if self.options else (self.text,)
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[SFTRow]:
     """The rows of `path`. Raises DataError with line and field."""
     rows = []
     for line, row in read_jsonl(path):
@@ -231,7 +231,7 @@ def read_rows(path: Path) -> list[Row]:
         parts = tuple(_parts(path, line, row))
         options = _options(path, line, row, parts) if form == SCORE else ()
         listed = len(options or listed_answers(parts[0][0], str(form)))
-        rows.append(Row(line, parts, str(form), _target(path, line, row, listed), options))
+        rows.append(SFTRow(line, parts, str(form), _target(path, line, row, listed), options))
     return rows
 
 
@@ -295,7 +295,7 @@ def _options(
     return options
 
 
-def form_of(path: Path, rows: Sequence[Row]) -> str:
+def form_of(path: Path, rows: Sequence[SFTRow]) -> str:
     """What the rows of `path` answer a choice with: see `types.Answer`. Raises DataError if some
     differ.
     """

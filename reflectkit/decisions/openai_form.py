@@ -26,7 +26,7 @@ from reflectkit.decisions.questions import (
     option_text,
     text_of,
 )
-from reflectkit.decisions.replies import RefusedError, UnusableReplyError, checked
+from reflectkit.decisions.replies import ModelRefusalError, UnusableReplyError, checked
 from reflectkit.jsonl import dumps
 from reflectkit.prompts import one_line
 from reflectkit.tools import written_message
@@ -35,7 +35,7 @@ from reflectkit.types import Message, Observation, StateQuestion, ToolCall
 # ------------------------------------------------------------------------------------------ input
 
 
-class _Part(BaseModel):
+class _TextPart(BaseModel):
     """A part of a message, an output or instructions: text, or JSON that is rendered as text."""
 
     type: Literal["input_text", "output_text", "refusal", "input_json"]
@@ -49,7 +49,7 @@ class _Part(BaseModel):
         return text_of(self.data) or self.text or self.refusal
 
 
-Content = str | list[_Part]
+Content = str | list[_TextPart]
 
 
 def _words(content: Content) -> str:
@@ -143,7 +143,7 @@ class _Question(BaseModel):
         return {"type": kind, "name": self.name, **fields}
 
 
-class Predicate(_Question):
+class PredicateQuestion(_Question):
     """A statement that is answered with the probability that it is true."""
 
     type: Literal["predicate"]
@@ -169,7 +169,7 @@ class _Option(BaseModel):
         return option_text(name, self.description)
 
 
-class Choice(_Question):
+class ChoiceQuestion(_Question):
     """A question with options, each a text or a Boolean."""
 
     type: Literal["choice"]
@@ -209,7 +209,7 @@ class _Level(BaseModel):
     description: str | None = None
 
 
-class Score(_Question):
+class ScoreQuestion(_Question):
     """A question with a scale, whose levels have the values 0, 1, …"""
 
     type: Literal["score"]
@@ -245,9 +245,9 @@ class DecisionsRequest(BaseModel):
     """The name of the field with the state."""
     model: str
     input: str | list[Item]
-    questions: list[Annotated[Predicate | Choice | Score, Field(discriminator="type")]] = Field(
-        min_length=1, max_length=MOST_QUESTIONS
-    )
+    questions: list[
+        Annotated[PredicateQuestion | ChoiceQuestion | ScoreQuestion, Field(discriminator="type")]
+    ] = Field(min_length=1, max_length=MOST_QUESTIONS)
 
     @model_validator(mode="after")
     def _outputs_have_calls(self) -> DecisionsRequest:
@@ -320,7 +320,7 @@ def read_probabilities(
     answers: object, options: Sequence[str], more: Sequence[StateQuestion] = ()
 ) -> tuple[tuple[float, ...], ...]:
     """The probability of each option of each question, given the `answers` to `request_body`. Raises
-    UnusableReplyError, and RefusedError where the model declined to answer.
+    UnusableReplyError, and ModelRefusalError where the model declined to answer.
     """
     option_lists = [options, *(question.options for question in more)]
     if not isinstance(answers, list) or len(answers) != len(option_lists):
@@ -334,7 +334,7 @@ def _shares(answer: object, options: Sequence[str]) -> tuple[float, ...]:
     if not isinstance(answer, Mapping):
         raise UnusableReplyError("it does not answer the question that was asked")
     if answer.get("type") == "refusal":
-        raise RefusedError("the model refused to answer")
+        raise ModelRefusalError("the model refused to answer")
     entries = answer.get("probabilities")
     if answer.get("type") != "choice" or not isinstance(entries, list):
         raise UnusableReplyError("it has no probabilities of the options")

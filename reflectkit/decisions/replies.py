@@ -14,7 +14,7 @@ class UnusableReplyError(ValueError):
     """A reply that does not answer what was asked."""
 
 
-class RefusedError(UnusableReplyError):
+class ModelRefusalError(UnusableReplyError):
     """The model declined to answer."""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
 if TYPE_CHECKING:
-    from reflectkit.integrations.functions import Result
+    from reflectkit.integrations.call import Result
 
 Player: TypeAlias = "str | Path | Result"
 

@@ -65,7 +65,7 @@ def register(env: str, name: str = "", **settings: Any) -> str:
     # A name stands for one set of settings
     arguments = {"env": env, **settings}
     if name not in registry:
-        add(id=name, entry_point=f"{__name__}:TextEnv", kwargs=arguments)
+        add(id=name, entry_point=f"{__name__}:SkyRLEnv", kwargs=arguments)
     elif registry[name].kwargs != arguments:
         raise ConfigError(
             f"{name!r} is registered with {registry[name].kwargs}; give these settings another"
@@ -136,17 +136,17 @@ def _setup(env: str, settings: Mapping[str, Any]) -> EnvSetup:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "TextEnv":
+    if name == "SkyRLEnv":
         return _text_env()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @cache
 def _text_env() -> type[Any]:
-    """`TextEnv`; made on use, because its base class is skyrl_gym's."""
+    """`SkyRLEnv`; made on use, because its base class is skyrl_gym's."""
     from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
-    class TextEnv(BaseTextEnv):  # type: ignore[misc, unused-ignore]
+    class SkyRLEnv(BaseTextEnv):  # type: ignore[misc, unused-ignore]
         """An env of reflectkit behind skyrl_gym's interface; see the module.
 
         env: its name. env_config: settings from SkyRL's own configuration, over the registered ones. extras: a row of
@@ -253,8 +253,8 @@ def _text_env() -> type[Any]:
                 postprocessed_action=None,
             )
 
-    TextEnv.__qualname__, TextEnv.__module__ = "TextEnv", __name__
-    return TextEnv
+    SkyRLEnv.__qualname__, SkyRLEnv.__module__ = "SkyRLEnv", __name__
+    return SkyRLEnv
 
 
 class _View:

@@ -1,9 +1,5 @@
-"""Training services: weights that another machine holds, samples and differentiates.
-
-A service reads rows of tokens. For each it returns the log-probability of every token after the
-first, and it adds the gradient of any weighted sum of these to what the next step takes. That is
-all that our losses of choices and of sampled texts need, so a loss is computed here, and its slopes
-are sent there.
+"""Training services: choices and texts from weights that another machine holds, and their
+export.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path as FilePath
-from typing import Any, Protocol
+from typing import Any
 
 from safetensors import safe_open
 from typing_extensions import override
@@ -40,81 +36,12 @@ from reflectkit.sampling import checks
 from reflectkit.sampling.base import SampleOutput, SampleRequest, ScoreMemo, draw_label, tempered
 from reflectkit.sampling.engine import PlayerEngineConfig, ServiceAccess, service_url
 from reflectkit.sampling.protocols import Drawn
+from reflectkit.sampling.service_interface import (
+    OptimizerStep,
+    ServiceAdapter,
+    TrainingService,
+)
 from reflectkit.sampling.wire import GoneError
-
-
-@dataclass(frozen=True)
-class Step:
-    """An optimizer step: AdamW with the betas 0.9 and 0.999 and an epsilon of 1e-8, as in this
-    process.
-    """
-
-    learning_rate: float
-    weight_decay: float = 0.0
-    max_grad_norm: float = 0.0
-    """Gradients are clipped to this norm, if the service does that."""
-
-
-class ServiceAdapter(Protocol):
-    """A LoRA adapter on a service, which learns; or, of a base that only writes, `write` alone."""
-
-    async def forward(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Of each row of T tokens, the T - 1 log-probabilities of the tokens after its first."""
-        ...
-
-    async def backward(
-        self,
-        rows: Sequence[Sequence[int]],
-        logprobs: Sequence[Sequence[float]],
-        slopes: Sequence[Sequence[float]],
-    ) -> list[list[float]]:
-        """Add the gradient of the sum of `slopes` times log-probabilities to what the next step
-        takes. Returns what `forward` returns.
-
-        logprobs: those that `forward` returned for `rows` and the present weights. One call for
-        each step.
-        """
-        ...
-
-    async def clipped_backward(
-        self,
-        rows: Sequence[Sequence[int]],
-        old_logprobs: Sequence[Sequence[float]],
-        advantages: Sequence[Sequence[float]],
-        clip: tuple[float, float],
-    ) -> list[list[float]]:
-        """`backward` of PPO's clipped loss, summed over all tokens, without a `forward` before it.
-        Returns what `forward` returns.
-
-        advantages: 0 for tokens that are not trained. clip: the ends of the range of the ratio.
-        """
-        ...
-
-    async def step(self, step: Step) -> float | None:
-        """Make an optimizer step. Returns the norm of the gradient, if the service tells."""
-        ...
-
-    async def write(self, request: SampleRequest, limit: int) -> Drawn:
-        """A text of at most `limit` tokens, sampled with the present weights."""
-        ...
-
-    async def save(self, name: str) -> str:
-        """Save weights and optimizer there. Returns the path on the service."""
-        ...
-
-    async def load(self, path: str) -> None:
-        """Restore what was saved at `path`. Raises CheckpointError if it is not there."""
-        ...
-
-    async def archive(self) -> bytes:
-        """The present weights as a .tar.gz of peft's two files. Raises ConfigError if the service
-        keeps them.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Give the adapter's place on the service back; what was saved stays."""
-        ...
 
 
 class WrappedAdapter:
@@ -146,7 +73,7 @@ class WrappedAdapter:
         """See `ServiceAdapter`."""
         return await self.adapter.clipped_backward(rows, old_logprobs, advantages, clip)
 
-    async def step(self, step: Step) -> float | None:
+    async def step(self, step: OptimizerStep) -> float | None:
         """See `ServiceAdapter`."""
         return await self.adapter.step(step)
 
@@ -193,7 +120,7 @@ class RememberingAdapter(WrappedAdapter):
         return [self._known[key] for key in keys]
 
     @override
-    async def step(self, step: Step) -> float | None:
+    async def step(self, step: OptimizerStep) -> float | None:
         self._known.clear()
         return await self.adapter.step(step)
 
@@ -201,24 +128,6 @@ class RememberingAdapter(WrappedAdapter):
     async def load(self, path: str) -> None:
         self._known.clear()
         await self.adapter.load(path)
-
-
-class TrainingService(Protocol):
-    """A service. url: its address, to be told."""
-
-    url: str
-
-    async def models(self) -> list[str]:
-        """The names of its bases."""
-        ...
-
-    async def adapter(self, base: str, rank: int, seed: int) -> ServiceAdapter:
-        """A new LoRA adapter, with which the base says the same as without."""
-        ...
-
-    async def writer(self, base: str) -> ServiceAdapter:
-        """The base itself, which only writes."""
-        ...
 
 
 def open_service(name: str, settings: ServiceAccess) -> TrainingService:

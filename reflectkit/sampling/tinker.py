@@ -23,7 +23,7 @@ from reflectkit.keys import header_text, redacted
 from reflectkit.sampling.base import SampleRequest
 from reflectkit.sampling.engine import KEY, ServiceAccess
 from reflectkit.sampling.protocols import Drawn
-from reflectkit.sampling.service import ServiceAdapter, Step
+from reflectkit.sampling.service_interface import OptimizerStep, ServiceAdapter
 from reflectkit.sampling.wire import GoneError
 
 NO_KEY = "tml-none"
@@ -243,7 +243,7 @@ class TinkerAdapter:
         answer = await self._wait(self.client.forward_backward(data, "ppo", limits))
         return [list(output["logprobs"].data) for output in answer.loss_fn_outputs[: len(rows)]]
 
-    async def step(self, step: Step) -> float | None:
+    async def step(self, step: OptimizerStep) -> float | None:
         """Make an optimizer step. Returns the norm of the gradient, if the service tells."""
         import tinker
 
@@ -358,7 +358,7 @@ class TinkerAdapter:
             logprobs = await self.forward(rows)
             slopes = [[0.0, 0.0, -1.0] + [0.0] * (len(row) - 4) for row in rows]
             await self._backward(rows, logprobs, slopes, SUM)
-            norms.append(await self.step(Step(0.0)))
+            norms.append(await self.step(OptimizerStep(0.0)))
             share = len(rows) / len(self._filled(rows)) / (len(rows[0]) - 1)
             expected[len(rows)] = {SUM: float(len(rows)), MEAN: share}
         await self.load(before)

@@ -42,12 +42,12 @@ from reflectkit.sampling.base import Opening, Sampler
 from reflectkit.sampling.config import LOCAL
 from reflectkit.sampling.service import (
     RememberingAdapter,
-    TrainingService,
     base_on_service,
     loaded,
     open_service,
     sampler_of,
 )
+from reflectkit.sampling.service_interface import TrainingService
 from reflectkit.text import pluralize
 from reflectkit.train import checkpoint
 from reflectkit.train.critic import Critic

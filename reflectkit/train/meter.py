@@ -18,7 +18,8 @@ from reflectkit.console import Report, Table
 from reflectkit.sampling.base import SampleRequest
 from reflectkit.sampling.engine import EngineConfig
 from reflectkit.sampling.protocols import Drawn
-from reflectkit.sampling.service import ServiceAdapter, TrainingService, WrappedAdapter
+from reflectkit.sampling.service import WrappedAdapter
+from reflectkit.sampling.service_interface import ServiceAdapter, TrainingService
 
 READ, SAMPLED, TRAINED = "read", "sampled", "trained"
 """Kinds of tokens: of a forward pass, and of a prompt; of texts that were written; of a forward and

@@ -28,13 +28,8 @@ from reflectkit.models.labels import trie
 from reflectkit.models.scoring import along_paths
 from reflectkit.sampling import checks
 from reflectkit.sampling.base import Sampler
-from reflectkit.sampling.service import (
-    ServiceAdapter,
-    ServiceSampler,
-    Step,
-    label_places,
-    label_rows,
-)
+from reflectkit.sampling.service import ServiceSampler, label_places, label_rows
+from reflectkit.sampling.service_interface import OptimizerStep, ServiceAdapter
 from reflectkit.train.learner import LearnerState, LossOutput, PolicyLearner, Settings, check_finite
 from reflectkit.train.meter import Meter
 from reflectkit.train.microbatch import Scored, Unit, scored_choices, units
@@ -305,7 +300,7 @@ class ServiceLearner(PolicyLearner):
         settings = self.settings
         rate = settings.learning_rate * self.schedule_rate * self.pace
         norm = run_sync(
-            self.adapter.step(Step(rate, settings.weight_decay, settings.max_grad_norm))
+            self.adapter.step(OptimizerStep(rate, settings.weight_decay, settings.max_grad_norm))
         )
         if norm is None:
             return figures

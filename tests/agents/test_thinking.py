@@ -11,7 +11,7 @@ import torch
 
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.data.episodes import episode_to_json
-from reflectkit.data.sft_rows import Lesson, Row, think_row
+from reflectkit.data.sft_rows import Lesson, SFTRow, think_row
 from reflectkit.envs import make
 from reflectkit.envs.taxi import Taxi
 from reflectkit.models.labels import label_ids
@@ -44,7 +44,7 @@ def test_sft_teaches_the_comment_and_the_label_in_the_place_where_it_acts(thinke
     observation = make("taxi").reset(Taxi.taskset.tasks("full")[0], 0)
     row = think_row(Lesson(observation, "Go east.", " 2", "positive"))
     parts = ((row["prompt"], row["completion"]), *((part["prompt"], part["completion"]) for part in row["then"]))
-    (encoded,) = encode(Path("rows"), [Row(1, parts)], tokenizer, role="think")
+    (encoded,) = encode(Path("rows"), [SFTRow(1, parts)], tokenizer, role="think")
     trained = [token for token in encoded["labels"] if token != -100]
     label = list(label_ids(tokenizer, 6)[2])
     assert trained == [*tokenizer(" Go east.")["input_ids"], tokenizer.eos_token_id, *label]

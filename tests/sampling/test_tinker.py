@@ -16,7 +16,7 @@ from reflectkit.errors import ConfigError
 from reflectkit.eventloop import run_sync
 from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
 from reflectkit.sampling.engine import ServiceSettings
-from reflectkit.sampling.service import Step
+from reflectkit.sampling.service_interface import OptimizerStep
 from reflectkit.sampling.wire import GoneError
 from tests.train.fake_service import ALPHA, FakeAdapter, FakeService
 
@@ -63,7 +63,7 @@ class FakeClient:
         return self.adapter._logprobs([*tokens, datum.loss_fn_inputs["target_tokens"].data[-1]])
 
     def optim_step(self, given: Any) -> Future[Any]:
-        step = Step(given.learning_rate, given.weight_decay, given.grad_clip_norm or 1e9)
+        step = OptimizerStep(given.learning_rate, given.weight_decay, given.grad_clip_norm or 1e9)
         return done(SimpleNamespace(metrics={"grad_norm": asyncio.run(self.adapter.step(step))}))
 
     def save_state(self, name: str) -> Future[Any]:
@@ -114,8 +114,8 @@ def test_the_gradient_is_ours_however_the_service_adds_up(
         else:
             run_sync(own.backward(ROWS, logprobs, SLOPES))
             run_sync(adapter.backward(ROWS, run_sync(adapter.forward(ROWS)), SLOPES))
-        run_sync(own.step(Step(1e-3, max_grad_norm=1e9)))
-        run_sync(adapter.step(Step(1e-3)))
+        run_sync(own.step(OptimizerStep(1e-3, max_grad_norm=1e9)))
+        run_sync(adapter.step(OptimizerStep(1e-3)))
     assert adapter.reduction == reduction
     assert set(client.rows) == {4}
     for mine, theirs in zip(own.weights, there.weights, strict=True):

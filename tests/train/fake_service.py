@@ -18,7 +18,7 @@ from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.load import LoadedModel, load_player, with_adapter
 from reflectkit.sampling.base import SampleRequest
 from reflectkit.sampling.protocols import Drawn
-from reflectkit.sampling.service import ServiceAdapter, Step
+from reflectkit.sampling.service_interface import OptimizerStep, ServiceAdapter
 from reflectkit.train.optimizers import new_optimizer
 
 ALPHA = 32
@@ -69,7 +69,7 @@ class FakeAdapter:
             answer.append(self.service.said(logprobs_T.tolist()))
         return answer
 
-    async def step(self, step: Step) -> float | None:
+    async def step(self, step: OptimizerStep) -> float | None:
         self.service.calls.append(("step", 1))
         assert self.optimizer is not None
         norm = torch.nn.utils.clip_grad_norm_(self.weights, step.max_grad_norm)

@@ -1,1 +1,1 @@
-"""sft in four steps, as rlft has: settings and rows → `SFTRun` → `Training` → `Fit` → report."""
+"""sft in four steps, as rlft has: settings and rows → `SFTRun` → `Training` → `SFTFit` → report."""

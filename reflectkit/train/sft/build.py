@@ -16,7 +16,7 @@ from datasets import Dataset
 from transformers import PrinterCallback
 
 from reflectkit.console import Progress, Report
-from reflectkit.data.sft_rows import Row, read_rows
+from reflectkit.data.sft_rows import SFTRow, read_rows
 from reflectkit.errors import CheckpointError, ConfigError
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.hub import silence_libraries
@@ -256,7 +256,7 @@ def _tiny_player(config: SFTConfig, rows: SFTRows, device: str) -> LoadedModel:
 
 def _texts(rows: SFTRows) -> list[str]:
     """What the tokenizer and the context of a tiny model are made for."""
-    more: list[Row] = [] if rows.policy_source is None else read_rows(rows.policy_source)
+    more: list[SFTRow] = [] if rows.policy_source is None else read_rows(rows.policy_source)
     texts = [text for row in (*rows.every, *more) for text in row.texts]
     return list(dict.fromkeys(texts)) if rows.are_options_scored else texts
 

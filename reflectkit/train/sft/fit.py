@@ -51,7 +51,7 @@ FULL_DISK_BYTES = 4 * 2**20
 
 
 @dataclass
-class Fit:
+class SFTFit:
     """Training in progress, as the callbacks see it, and then its result."""
 
     training: Training
@@ -107,15 +107,15 @@ def prepare(
     bar: Bar,
     log: Log = lambda figures, step: None,
     stop: Sequence[int] = (),
-) -> Fit:
-    """Training that is about to begin. log, stop: see `Fit`."""
-    fit = Fit(training, build_trainer(training), bar, log, stop)
-    for callback in (ProgressBar(fit), Guard(fit), HeldOut(fit), Checkpoints(fit)):
+) -> SFTFit:
+    """Training that is about to begin. log, stop: see `SFTFit`."""
+    fit = SFTFit(training, build_trainer(training), bar, log, stop)
+    for callback in (SFTProgressBar(fit), Guard(fit), HeldOutLoss(fit), SFTCheckpoints(fit)):
         fit.trainer.add_callback(callback)
     return fit
 
 
-def fit(training: Training, progress: Progress) -> Fit:
+def fit(training: Training, progress: Progress) -> SFTFit:
     """Train the model in place, and save it. All processes must call this.
 
     Raises DivergedError, and CheckpointError for a checkpoint with code in it; incomplete
@@ -169,11 +169,11 @@ def _clear_after(error: BaseException, training: Training) -> None:
 class FitCallback(TrainerCallback):
     """Something that is done next to training."""
 
-    def __init__(self, fit: Fit) -> None:
+    def __init__(self, fit: SFTFit) -> None:
         self.fit = fit
 
 
-class ProgressBar(FitCallback):
+class SFTProgressBar(FitCallback):
     """The bar, and the trackers of --report-to."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
@@ -218,7 +218,7 @@ def _diverged(what: str, args: Any, state: Any) -> DivergedError:
     return DivergedError(f"training diverged at step {state.global_step} ({what}); {fix}")
 
 
-class HeldOut(FitCallback):
+class HeldOutLoss(FitCallback):
     """Measurements on held-out rows: the best checkpoint, and --patience."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -266,10 +266,10 @@ class HeldOut(FitCallback):
                 shutil.rmtree(checkpoint)
 
 
-class Checkpoints(FitCallback):
+class SFTCheckpoints(FitCallback):
     """Checkpoints that are sealed once complete, and resume to the same bytes and figures."""
 
-    def __init__(self, fit: Fit) -> None:
+    def __init__(self, fit: SFTFit) -> None:
         super().__init__(fit)
         resume = fit.training.resume
         order = resume / ORDER if resume is not None else None

@@ -29,14 +29,8 @@ from reflectkit.models.checkpoint_metadata import (
 )
 from reflectkit.runs.run import checkpoints, seal
 from reflectkit.sampling import checks
-from reflectkit.sampling.service import (
-    ServiceAdapter,
-    ServiceBase,
-    Step,
-    base_on_service,
-    loaded,
-    open_service,
-)
+from reflectkit.sampling.service import ServiceBase, base_on_service, loaded, open_service
+from reflectkit.sampling.service_interface import OptimizerStep, ServiceAdapter
 from reflectkit.seeding import generator
 from reflectkit.text import pluralize
 from reflectkit.train.meter import READ, TRAINED, Meter, MeteredService, token_plan
@@ -318,7 +312,7 @@ def step(state: ServiceFit) -> float:
     optim, steps = config.optim, training.steps
     warmup = max(1, steps // 20) if optim.warmup_steps is None else optim.warmup_steps
     rate = optim.rate * learning_rate_factor(optim.schedule, state.steps, steps, warmup)
-    run_sync(training.adapter.step(Step(rate, optim.weight_decay, optim.max_grad_norm)))
+    run_sync(training.adapter.step(OptimizerStep(rate, optim.weight_decay, optim.max_grad_norm)))
     state.steps += 1
     return loss
 

@@ -10,12 +10,12 @@ from reflectkit.jsonl import write_jsonl
 from reflectkit.models.checkpoint_metadata import best_checkpoint, model_facts
 from reflectkit.runs.run import Run, checkpoints
 from reflectkit.train.sft.build import TRAINER_FOLDER
-from reflectkit.train.sft.fit import Fit
+from reflectkit.train.sft.fit import SFTFit
 from reflectkit.train.sft.measure import ACCURACY, LOSS, PROBABILITY
 from reflectkit.train.sft.on_service import ServiceFit
 
 
-def report(fit: Fit | ServiceFit, current: Run) -> Report:
+def report(fit: SFTFit | ServiceFit, current: Run) -> Report:
     """The report of a run that has ended; the first process writes it."""
     training, metrics = fit.training, fit.metrics
     config, rows = training.run.config, training.run.rows

@@ -14,7 +14,14 @@ from typing import Any
 
 from reflectkit.config import flag, with_values
 from reflectkit.console import Progress
-from reflectkit.data.sft_rows import FILE_OF_ROLE, ROWS_SETTINGS, VERSION, Row, form_of, read_rows
+from reflectkit.data.sft_rows import (
+    FILE_OF_ROLE,
+    ROWS_SETTINGS,
+    VERSION,
+    SFTRow,
+    form_of,
+    read_rows,
+)
 from reflectkit.envs import env_class
 from reflectkit.errors import DataError, refuse
 from reflectkit.jsonl import read_json
@@ -42,11 +49,11 @@ class SFTRows:
 
     source: Path
     """The file of the rows to train on."""
-    every: tuple[Row, ...]
+    every: tuple[SFTRow, ...]
     """All of its rows."""
-    training: tuple[Row, ...]
+    training: tuple[SFTRow, ...]
     """Those to train on."""
-    held_out: tuple[Row, ...]
+    held_out: tuple[SFTRow, ...]
     """Those to measure on."""
     held_out_source: Path
     """The file of these."""
@@ -115,7 +122,7 @@ def _held_out_file(config: SFTConfig) -> Path | None:
     return default if is_default and default.is_file() else None
 
 
-def split_rows(config: SFTConfig, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+def split_rows(config: SFTConfig, rows: Sequence[SFTRow]) -> tuple[list[SFTRow], list[SFTRow]]:
     """(the rows to train on, those that are held out of them).
 
     Stretches of neighbouring rows are held out, drawn by the seed: neighbours are mostly steps of

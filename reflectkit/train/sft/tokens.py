@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
-from reflectkit.data.sft_rows import Row
+from reflectkit.data.sft_rows import SFTRow
 from reflectkit.errors import CheckpointError, DataError
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.labels import (
@@ -34,7 +34,7 @@ SAME_PROMPT = 16
 """Rows in a row with the same prompt, whose options are read together."""
 
 
-class Reader(Protocol):
+class TokenReader(Protocol):
     """What encoding needs of a model."""
 
     @property
@@ -56,8 +56,8 @@ class Reader(Protocol):
 def encode_for(
     config: SFTConfig,
     source: Path,
-    rows: Sequence[Row],
-    player: Reader,
+    rows: Sequence[SFTRow],
+    player: TokenReader,
     *,
     prompt_loss: bool = False,
 ) -> list[dict[str, Any]]:
@@ -87,7 +87,7 @@ def row_length(row: Mapping[str, Any]) -> int:
 
 def encode(
     source: Path,
-    rows: Sequence[Row],
+    rows: Sequence[SFTRow],
     tokenizer: Any,
     *,
     role: str,
@@ -157,7 +157,9 @@ def _end_token(tokenizer: Any) -> int:
     return int(tokenizer.eos_token_id)
 
 
-def _label_ids(source: Path, row: Row, listing: str, completion: str, tokenizer: Any) -> list[int]:
+def _label_ids(
+    source: Path, row: SFTRow, listing: str, completion: str, tokenizer: Any
+) -> list[int]:
     """The tokens of the label `completion`. listing: the text with the answers, if they are listed.
 
     Raises DataError if they are not, and the label has several tokens.
@@ -180,7 +182,11 @@ def _label_ids(source: Path, row: Row, listing: str, completion: str, tokenizer:
 
 
 def _check_lengths(
-    source: Path, rows: Sequence[Row], encoded: Sequence[Mapping[str, Any]], most: int, context: int
+    source: Path,
+    rows: Sequence[SFTRow],
+    encoded: Sequence[Mapping[str, Any]],
+    most: int,
+    context: int,
 ) -> None:
     """Raises DataError if the longest row has more tokens than fit. most: --max-length."""
     lengths = [len(row["input_ids"]) for row in encoded]
@@ -201,7 +207,7 @@ def _check_lengths(
 
 def encode_decisions(
     source: Path,
-    rows: Sequence[Row],
+    rows: Sequence[SFTRow],
     tokenizer: Any,
     *,
     max_length: int = 0,
@@ -236,7 +242,7 @@ def encode_decisions(
 
 def encode_options(
     source: Path,
-    rows: Sequence[Row],
+    rows: Sequence[SFTRow],
     tokenizer: Any,
     *,
     max_length: int = 0,
