@@ -8,16 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reflectkit.chat.config import DECISION_KEYS, KEYS
 from reflectkit.console import Progress
 from reflectkit.errors import ConfigError
-from reflectkit.models.refs import ModelKind, ModelRef, resolved
+from reflectkit.models.refs import ModelRef, resolved
 from reflectkit.registry import plugins
 from reflectkit.runs.run import CHECKPOINT, checkpoints
 
 SCRIPTED = ("oracle", "random")
-API_KINDS = (*KEYS, *DECISION_KEYS)
-"""What the name of a chat or decision model begins with."""
 PLUGINS = "reflectkit.players"
 """The group of entry points in which a package offers its players: NAME = "package.module:make", where `make()` is an
 agent.
@@ -43,14 +40,14 @@ class Player:
         return None if self.policy is None or self.policy.is_asked else self.policy
 
     @property
-    def is_chat(self) -> bool:
+    def is_asked(self) -> bool:
         """Whether a chat or decision model acts, which is asked over HTTP."""
         return self.policy is not None and self.policy.is_asked
 
     @property
     def decides(self) -> bool:
         """Whether it is a decision model."""
-        return self.policy is not None and self.policy.kind is ModelKind.DECISION
+        return self.policy is not None and self.policy.decides
 
     @property
     def api_models(self) -> tuple[str, ...]:
@@ -85,7 +82,7 @@ def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str
     # 2. The name in front; of a chat model and of a method, "=" belongs to the model's own name
     name, equals, model = text.partition("=")
     is_named = bool(equals and name)
-    if not is_named or method_of(name, methods)[0] or name.partition(":")[0] in API_KINDS:
+    if not is_named or method_of(name, methods)[0] or ModelRef.parse(name).is_asked:
         name, equals, model = text, "", text
     if equals and (model in SCRIPTED or model in baselines or model in plugin_names(model)):
         raise ConfigError(f"--policy {text!r}: {model} keeps its own name; write --policy {model}")
@@ -95,7 +92,7 @@ def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str
     method, checkpoint = method_of(model, methods)
     if api_models:
         return _player(name, *api_models, method=method)
-    if method and (not checkpoint or checkpoint.partition(":")[0] in API_KINDS):
+    if method and (not checkpoint or ModelRef.parse(checkpoint).is_asked):
         raise ConfigError(
             f"--policy {text!r}: write {method}:CHECKPOINT, or {method}: and one chat model"
         )
@@ -136,17 +133,21 @@ def chat_parts(text: str, methods: Iterable[str] = ()) -> list[str]:
     other policies. One of `methods` has one. A decision model acts alone.
     """
     method, model = method_of(text, methods)
-    kinds = KEYS if method or "+" in model else API_KINDS
-    parts = model.split("+") if model.partition(":")[0] in kinds else []
-    if len(parts) > (1 if method else 2):
+    parts = model.split("+")
+    models = [ModelRef.parse(part) for part in parts]
+
+    # 1. All are asked, and as many as can play together
+    if not all(model.is_asked for model in models) or len(models) > (1 if method else 2):
         return []
-    return parts if all(part.partition(":")[0] in kinds for part in parts) else []
+    # 2. A decision model is alone
+    is_alone = len(models) == 1 and not method
+    return parts if is_alone or all(model.is_chat for model in models) else []
 
 
 def refuse_without_model(*models: ModelRef | None) -> None:
     """Raises ConfigError if one of the models is the name of comments without a model."""
     for model in models:
-        if model is not None and model.kind in (ModelKind.ORACLE, ModelKind.NOTHING):
+        if model is not None and model.only_comments:
             raise ConfigError(
                 f"'{model}' is no model; evaluate and play take it behind the + of --policy NAME=CHECKPOINT+{model}"
             )

@@ -20,7 +20,7 @@ from reflectkit.chat.config import (
 from reflectkit.console import Progress
 from reflectkit.env import Agent, Env, check_teacher
 from reflectkit.models.checkpoint_metadata import calibration_of
-from reflectkit.models.refs import ModelKind, ModelRef
+from reflectkit.models.refs import ModelRef
 from reflectkit.registry import resolve
 from reflectkit.sampling.base import EVERYTHING, Opening, Truncation
 from reflectkit.sampling.config import SamplerConfig
@@ -117,7 +117,7 @@ class Players:
 
             model = self._decision_model(self._client(player.api_models[0]))
             return DecisionPolicy(model, self.setup.config.temperature)
-        if player.is_chat:
+        if player.is_asked:
             return self._chat_agent(player)
         if player.checkpoint is not None:
             return self._checkpoint_agent(player, player.checkpoint)
@@ -182,16 +182,16 @@ class Players:
     def _open_reflector(self, model: ModelRef) -> Any:
         from reflectkit.agents.two_player import NoComments, TeacherComments
 
-        if model.kind is ModelKind.ORACLE:
+        if model.is_teacher:
             check_teacher(self.setup.kind.teacher_type, self.setup.kind.name, "comment")
             return TeacherComments()
-        if model.kind is ModelKind.NOTHING:
+        if model.is_nothing:
             return NoComments()
-        if model.kind is ModelKind.DECISION:
+        if model.decides:
             from reflectkit.agents.decision_players import DecisionReflector
 
             return DecisionReflector(self._decision_model(self._client(model.text, reflects=True)))
-        if model.kind is ModelKind.CHAT:
+        if model.is_chat:
             from reflectkit.chat.players import ChatReflector
 
             return ChatReflector(self._client(model.text, reflects=True))
@@ -205,7 +205,7 @@ class Players:
 
     def stop_if_spent(self, player: Player) -> None:
         """Raises BudgetSpentError if the budget of a chat model that acts as `player` ran out."""
-        if not player.is_chat:
+        if not player.is_asked:
             return
         for model in player.api_models:
             client = self._clients.get(str(self.setup.endpoint_of(model)))

@@ -61,7 +61,7 @@ from reflectkit.envs.setup import (
 )
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError
 from reflectkit.jsonl import read_json, write_json
-from reflectkit.models.refs import ModelKind, ModelRef
+from reflectkit.models.refs import ModelRef
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.tool_errors import ToolErrors
 from reflectkit.runs.run import RunConfig, open_run, write_permission
@@ -202,7 +202,7 @@ class GenTrajectoryConfig(Config):
     @property
     def decides(self) -> bool:
         """Whether a decision model acts."""
-        return ModelRef.parse(self.actor).kind is ModelKind.DECISION
+        return ModelRef.parse(self.actor).decides
 
     @property
     def endpoint(self) -> Endpoint:

@@ -303,7 +303,7 @@ class PlayConfig(Config):
     def player(self) -> Player:
         """Who plays."""
         player = parse_policy(self.policy, (PERSON, *self.env.kind.baselines))
-        if player.is_chat and not player.decides:
+        if player.is_asked and not player.decides:
             raise ConfigError(
                 f"--policy {self.policy}: chat models play in `reflectkit evaluate`; `view`"
                 " shows their episodes"

@@ -15,8 +15,6 @@ from reflectkit.chat.config import key_of
 from reflectkit.commands import Traits
 from reflectkit.console import Progress, Quiet, Report
 from reflectkit.errors import memory_explained
-from reflectkit.models.hub import hub_options
-from reflectkit.models.refs import ModelKind
 from reflectkit.text import pluralize
 from reflectkit.train.processes import check_launch, launch, shared_run, start_processes
 from reflectkit.train.resolve import resolve, resolve_problems
@@ -70,8 +68,7 @@ def run(config: RLConfig, progress: Progress) -> Report:
 
     # 1. Resolve: mistakes are told before torch is imported
     require_trackers(config.checkpoints.report_to)
-    if config.policy.start.kind is ModelKind.STORED:
-        hub_options(config.policy.start.text)
+    config.policy.start.require()
     problems = resolve_problems(config, progress)
     progress.news(f"rlft ({config.algo.name}): loading torch")
     from reflectkit.train import build, loop, report

@@ -30,7 +30,7 @@ from reflectkit.env import Agent, Context, Env
 from reflectkit.errors import ConfigError, EnvironmentFailure, ReflectkitError
 from reflectkit.eventloop import LoopThread
 from reflectkit.jsonl import dumps, refuse_device
-from reflectkit.models.refs import ModelKind, ModelRef
+from reflectkit.models.refs import ModelRef
 from reflectkit.runs.run import RunConfig
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.sampling.engine import PlayerEngineConfig
@@ -107,12 +107,12 @@ class ServeConfig(Config):
 
         # 1. The models
         name = str(self.policy)
-        if self.policy.kind is ModelKind.DECISION:
+        if self.policy.decides:
             yield self.reflector, f"--policy {name} reads no comments; leave out --reflector"
             endpoint = parse_endpoint(name, self.chat.base_url, "--policy", "", decides=True)
             self.chat.check_budget(endpoint)
         chat = f"--policy {name} is a chat model, which answers programs itself; give a checkpoint"
-        yield self.policy.kind is ModelKind.CHAT, chat
+        yield self.policy.is_chat, chat
 
         # 2. Who can ask
         is_open = self.host not in LOOPBACK and not os.environ.get(TOKEN)

@@ -14,7 +14,6 @@ import os
 from reflectkit.commands import Traits
 from reflectkit.console import Progress, Quiet, Report
 from reflectkit.errors import memory_explained
-from reflectkit.models.hub import hub_options
 from reflectkit.runs.run import Run
 from reflectkit.text import pluralize
 from reflectkit.train.processes import (
@@ -76,7 +75,7 @@ def run(config: SFTConfig, progress: Progress) -> Report:
         count = pluralize(len(rows.every), "row")
         progress.news(f"sft ({config.role}): {count} of {rows.source} → {current.folder}")
         if sft_run.start is not None:
-            hub_options(sft_run.start.text)
+            sft_run.start.require()
         with memory_explained(config.memory_advice):
             return _train(sft_run, current, processes, progress)
 

@@ -188,7 +188,7 @@ class EvaluateConfig(Config):
         yield self.sampler.swap_comments and not any(reflectors), no_comments
 
         # 3. Sampling
-        chat_names = " ".join(player.name for player in self.players if player.is_chat)
+        chat_names = " ".join(player.name for player in self.players if player.is_asked)
         for name in non_default(self, "top_p", "top_k", "min_p"):
             greedy = f"{flag(name)} is for sampling; add --temperature 1, or leave it out"
             yield not self.temperature, greedy

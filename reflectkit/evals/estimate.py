@@ -106,7 +106,7 @@ def planned_calls(
             )
         if player.method:
             return [request_of(player.method, context)]
-        if not player.is_chat:  # a checkpoint acts, and the chat model comments
+        if not player.is_asked:  # a checkpoint acts, and the chat model comments
             return comment_alone(observation, context)
         if len(endpoints) == 1:
             return [playing_request(observation, context, None, tokens)]

@@ -151,7 +151,7 @@ def _play_level(
             # 3. The others
             width = config.rollout.width
             if (
-                player.is_chat and config.chat.max_cost_usd is not None
+                player.is_asked and config.chat.max_cost_usd is not None
             ):  # so that the budget pays for whole episodes
                 width = min(width, config.chat.concurrency)
             rollout(
@@ -251,7 +251,7 @@ def _report_oddities(
     title = f"{player.name} ({part.level})"
 
     # 1. Repeats that tell nothing new
-    is_greedy = not config.temperature and not player.is_chat and player.name != "random"
+    is_greedy = not config.temperature and not player.is_asked and player.name != "random"
     if is_greedy and len({row.outcome for row in rows}) == task_count < len(rows):
         progress.news(
             f"{title}: the episodes of a problem all went alike, so more of them tell nothing new"

@@ -85,9 +85,39 @@ class ModelRef(FromText):
         return self.text
 
     @property
+    def is_chat(self) -> bool:
+        """Whether it is a chat model, which is asked over HTTP."""
+        return self.kind is ModelKind.CHAT
+
+    @property
+    def decides(self) -> bool:
+        """Whether it is a decision model, which is asked over HTTP."""
+        return self.kind is ModelKind.DECISION
+
+    @property
     def is_asked(self) -> bool:
         """Whether another program is asked over HTTP."""
-        return self.kind in (ModelKind.CHAT, ModelKind.DECISION)
+        return self.is_chat or self.decides
+
+    @property
+    def is_teacher(self) -> bool:
+        """Whether it is the environment's own teacher."""
+        return self.kind is ModelKind.ORACLE
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether it stands for empty comments."""
+        return self.kind is ModelKind.NOTHING
+
+    @property
+    def only_comments(self) -> bool:
+        """Whether it is no model, and can only be who comments."""
+        return self.is_teacher or self.is_nothing
+
+    @property
+    def is_tiny(self) -> bool:
+        """Whether its weights are random and yet to be made."""
+        return self.kind is ModelKind.TINY
 
     @property
     def has_weights(self) -> bool:
@@ -110,6 +140,13 @@ class ModelRef(FromText):
         can be read.
         """
         return model_facts(self.path) if self.has_weights else {}
+
+    def require(self) -> None:
+        """Raises CheckpointError if its name is a folder's or a hub id that cannot be read, before
+        torch is imported.
+        """
+        if self.kind is ModelKind.STORED:
+            hub_options(self.text)
 
     def checkpoint(self, progress: Progress) -> ModelRef:
         """For a run, the checkpoint that it stands for, which is reported: the best one if training

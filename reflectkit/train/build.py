@@ -34,7 +34,6 @@ from reflectkit.models.load import (
     with_adapter,
 )
 from reflectkit.models.processor import dtype_advice
-from reflectkit.models.refs import ModelKind
 from reflectkit.models.scoring import logits_at_once
 from reflectkit.prompts import PROMPT_VERSION
 from reflectkit.runs.run import Run, checkpoints, verify
@@ -223,7 +222,7 @@ def build_trainer(
     # 4. Who comments, and the trainer of a reflector that learns
     commentator: CommentSource | None = chat
     reflector_trainer = None
-    if run.reflector is not None and run.reflector.kind is ModelKind.ORACLE:
+    if run.reflector is not None and run.reflector.is_teacher:
         commentator = TeacherComments()
     elif run.reflector is not None and chat is None:
         training = config.reflector_training
@@ -388,7 +387,7 @@ def _service_trainer(
 
     # 3. Who comments: on the service what is there, else in this process
     commentator: CommentSource | None = chat
-    if run.reflector is not None and run.reflector.kind is ModelKind.ORACLE:
+    if run.reflector is not None and run.reflector.is_teacher:
         commentator = TeacherComments()
     elif run.reflector is not None and chat is None:
         sampler_of_comments = _service_reflector(

@@ -28,7 +28,7 @@ from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, refuse
 from reflectkit.eventloop import result_of
 from reflectkit.models.checkpoint_metadata import context_of, load_tokenizer
 from reflectkit.models.labels import choice_ids, prompt_ids
-from reflectkit.models.refs import ModelKind, ModelRef, resolved
+from reflectkit.models.refs import ModelRef, resolved
 from reflectkit.prompts import PROMPT_VERSION, policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import checked
@@ -272,7 +272,7 @@ def _model_without_sft(problems: RLProblems, progress: Progress) -> ModelRef:
     same settings has.
     """
     config, model = problems.config, problems.config.policy.start
-    if model.kind is not ModelKind.TINY:
+    if not model.is_tiny:
         return model.source(config.run.data_dir, progress)
     recorded = _recorded_model(problems)
     if recorded is not None:

@@ -547,11 +547,12 @@ class RLConfig(Config):
 
     @override
     def contradictions(self) -> Iterator[Rule]:
-        sampler, reflector, model = self.sampler, self.reflector, self.policy.model
+        sampler, reflector = self.sampler, self.reflector
 
         # 1. The environment and its problems
         writes = not self.env.offers_choices
-        yield model in TINY and writes, words_needed(model, self.env.name)
+        model = self.policy.start
+        yield model.is_tiny and writes, words_needed(model.text, self.env.name)
         for level in self.curriculum.levels:
             check_level(self.env.name, level)
         refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)

@@ -25,6 +25,7 @@ FOLDERS = ("runs/lr=1e-4", "runs/a+b", "runs/a", "runs/c")
         ("A=runs/lr=1e-4", "A", ["runs/lr=1e-4"], ""),
         ("A=runs/a+b+nothing", "A", ["runs/a+b", "nothing"], ""),
         ("A=hub/one+hub/two", "A", ["hub/one", "hub/two"], ""),
+        ("openai=hub/one", "openai", ["hub/one"], ""),
         ("openai:x+local:y", "openai:x+local:y", ["openai:x", "local:y"], ""),
         ("A=openai:x+local:y", "A", ["openai:x", "local:y"], ""),
         ("local:tuned=2", "local:tuned=2", ["local:tuned=2"], ""),

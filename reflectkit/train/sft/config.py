@@ -221,6 +221,11 @@ class SFTConfig(Config):
         return self.task_file or self.setup.folder / by_role
 
     @property
+    def start(self) -> ModelRef:
+        """The model to start from, if it is not from scratch."""
+        return ModelRef.parse(self.model)
+
+    @property
     def is_from_scratch(self) -> bool:
         """Whether the model starts from random weights."""
         return self.model in TINY
@@ -301,7 +306,7 @@ class SFTConfig(Config):
 
     def _contradictions_of_engine(self) -> Iterator[Rule]:
         """What a training service cannot do."""
-        adapter_there = ModelRef.parse(self.model).checkpoint(Quiet()).facts.get(SERVICE)
+        adapter_there = self.start.checkpoint(Quiet()).facts.get(SERVICE)
         scratch = f"has no random weights; replace --model {self.model} by a base of the service"
         refused = {
             scratch: self.is_from_scratch,

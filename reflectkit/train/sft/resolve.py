@@ -194,9 +194,8 @@ def resolve(config: SFTConfig, rows: SFTRows, processes: Processes, progress: Pr
     # 1. The model to start from
     start = None
     if not config.is_from_scratch:
-        model = ModelRef.parse(config.model)
         with processes.first_then_rest():
-            start = model.source(config.run.data_dir, progress)
+            start = config.start.source(config.run.data_dir, progress)
         config = with_values(config, model=start.text)
 
     # 2. What is read
