@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from pydantic import model_validator
+from typing_extensions import override
 
-from reflectkit.config import Config, option
+from reflectkit.config import Config, Rule, option
 from reflectkit.console import Progress, Table
 from reflectkit.envs.alfworld.engine import HANDCODED, PLANNER
 from reflectkit.envs.alfworld.games import (
@@ -29,7 +29,7 @@ from reflectkit.envs.alfworld.games import (
 from reflectkit.envs.alfworld.generate import DrawnGame, draw, levels, trial_name
 from reflectkit.envs.alfworld.pool import pool
 from reflectkit.envs.problems import Generated, ProblemGenerator
-from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
+from reflectkit.errors import DataError, EnvironmentFailure
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import TEMPORARY_PREFIX, locked, sweep, write_text
 from reflectkit.text import pluralize
@@ -54,13 +54,10 @@ class GameSettings(Config):
         (), help="Only games whose name matches, e.g. 'pick_heat_*-Egg-*' (repeat the flag)."
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.games_dir is not None and self.instances is not None:
-            raise ConfigError(
-                "--instances generates games and --games-dir lists existing ones; leave one out"
-            )
-        return self
+    @override
+    def contradictions(self) -> Iterator[Rule]:
+        both = "--instances generates games and --games-dir lists existing ones; leave one out"
+        yield self.games_dir is not None and self.instances is not None, both
 
 
 class Games(ProblemGenerator):

@@ -16,11 +16,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from pydantic import model_validator
+from typing_extensions import override
 
-from reflectkit.config import Config, option
+from reflectkit.config import Config, Rule, option
 from reflectkit.console import Progress, figures_table
 from reflectkit.env import ANSWER_TOKENS
 from reflectkit.envs.memory.env import level_of
@@ -28,7 +28,7 @@ from reflectkit.envs.memory.generate import LONG, SHORT, conversation
 from reflectkit.envs.memory.retrieval import SENTENCES
 from reflectkit.envs.memory.scoring import RUBRIC, MemoryQuestion
 from reflectkit.envs.problems import Generated, ProblemGenerator
-from reflectkit.errors import ConfigError, DataError
+from reflectkit.errors import DataError
 from reflectkit.jsonl import read_json, read_json_list, text_of
 from reflectkit.seeding import generator
 from reflectkit.text import count_tokens, headed
@@ -252,15 +252,13 @@ class ConversationSettings(Config):
         None, help="JSON file of ids by title, for questions about recommendations."
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.parquet and self.text:
-            raise ConfigError("--parquet and --text are two sources; give one of them")
-        if not self.parquet and not self.text and self.number + self.long_instances == 0:
-            raise ConfigError(
-                "--instances and --long-instances are both 0; generate at least one conversation"
-            )
-        return self
+    @override
+    def contradictions(self) -> Iterator[Rule]:
+        two = "--parquet and --text are two sources; give one of them"
+        yield self.parquet and self.text, two
+        is_generated = not self.parquet and not self.text
+        none = "--instances and --long-instances are both 0; generate at least one conversation"
+        yield is_generated and self.number + self.long_instances == 0, none
 
     @property
     def number(self) -> int:

@@ -23,13 +23,14 @@ Source
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
+from typing_extensions import override
 
-from reflectkit.config import Config, option
+from reflectkit.config import Config, Rule, option
 from reflectkit.console import Progress, Table
 from reflectkit.env import Taskset, Teacher, UserTurn, check_task
 from reflectkit.envs.conversation import (
@@ -287,11 +288,10 @@ class ProblemSettings(Config):
         (), help="Only this split: train, dev, test (repeat the flag)."
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if not self.selected:
-            raise ConfigError(f"--split {', '.join(self.split)}: {self.domain[0]} has only test")
-        return self
+    @override
+    def contradictions(self) -> Iterator[Rule]:
+        splits, domains = ", ".join(self.split), " and ".join(self.domain)
+        yield not self.selected, f"--split {splits}: {domains} has only test"
 
     @property
     def selected(self) -> list[tuple[str, str]]:
