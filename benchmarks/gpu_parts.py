@@ -298,6 +298,8 @@ def launched(bench: Bench, config: str, processes: int) -> Measured:
     talk over gloo, since NCCL wants a GPU for each. The peak is that of the process with the highest.
     """
     need_setup(bench)
+    if config == "fsdp2" and processes > torch.cuda.device_count():
+        raise NotPossibleError(f"FSDP2 in {processes} processes needs as many GPUs")
     name = f"{config}-{processes}"
     place = bench.folder / f"{name}.launch.json"
     write_json(place, {"bench": {**asdict(bench), "folder": str(bench.folder)}, "name": name})

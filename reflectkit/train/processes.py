@@ -20,17 +20,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reflectkit.config import as_plain, flat, with_values
 from reflectkit.console import Progress, Quiet, Report
-from reflectkit.errors import ReflectkitError, refuse
+from reflectkit.errors import ConfigError, ReflectkitError, refuse
 from reflectkit.files import launch_config
 from reflectkit.runs.run import Run, open_run
 from reflectkit.seeding import use_threads
+from reflectkit.text import pluralize
 
 if TYPE_CHECKING:
     import torch
@@ -274,6 +275,8 @@ def start_processes(stage: str, device: str, threads: int = 1) -> Processes:
     from reflectkit.models.hub import silence_libraries
 
     silence_libraries()
+    gpus = 0 if device == "cpu" else torch.cuda.device_count()
+    refuse_shared_gpus(os.environ, gpus, over_nccl=not torch.distributed.is_initialized())
     accelerator = Accelerator(cpu=device == "cpu" or not torch.cuda.is_available())
     supported = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP")
     kind = accelerator.distributed_type
@@ -286,6 +289,23 @@ def start_processes(stage: str, device: str, threads: int = 1) -> Processes:
     old = kind == DistributedType.FSDP and not accelerator.is_fsdp2
     refuse(old, f"{stage} supports FSDP2 only: set fsdp_version: 2, as in {launch_config('fsdp2')}")
     return Processes(accelerator)
+
+
+def refuse_shared_gpus(environment: Mapping[str, str], gpus: int, *, over_nccl: bool) -> None:
+    """Raises ConfigError if processes would share a GPU and cannot: NCCL wants a GPU for each, and
+    FSDP2 crashes when it writes a checkpoint, over gloo too.
+
+    environment: of this process, as a launcher has set it. gpus: on this machine; 0: it trains on
+    the CPU.
+    """
+    processes = int(environment.get("LOCAL_WORLD_SIZE", "1"))
+    sharded = environment.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")
+    if not 0 < gpus < processes or not (sharded or over_nccl):
+        return
+    raise ConfigError(
+        f"{processes} processes need as many GPUs, and {pluralize(gpus, 'GPU')} can be used; start"
+        f" {gpus}, or train on the CPU with --device cpu"
+    )
 
 
 @contextlib.contextmanager

@@ -17,7 +17,9 @@ import torch
 from safetensors.torch import load_file
 
 from reflectkit.cli.main import main
+from reflectkit.errors import ConfigError
 from reflectkit.jsonl import read_json, read_jsonl
+from reflectkit.train.processes import refuse_shared_gpus
 from tests.processes import forked_ranks
 from tests.rlft_runs import command, same, weights
 from tests.train import sharded
@@ -172,3 +174,24 @@ def test_a_sharded_policy_learns_what_a_whole_one_does(corridor_folder: Path, wh
         way = apart(first, begun) if name.startswith("model") else apart(first, {})
         assert apart(first, second) < 0.005 * way  # single weights whose gradient is about 0 may step the other way
     assert max(float((begun[key] - ended[key]).abs().max()) for key in begun) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("environment", "gpus", "over_nccl", "refused"),
+    [
+        ({"LOCAL_WORLD_SIZE": "2"}, 1, True, True),
+        ({"LOCAL_WORLD_SIZE": "2"}, 1, False, False),
+        ({"LOCAL_WORLD_SIZE": "2", "ACCELERATE_USE_FSDP": "true"}, 1, False, True),
+        ({"LOCAL_WORLD_SIZE": "2", "ACCELERATE_USE_FSDP": "true"}, 2, True, False),
+        ({"LOCAL_WORLD_SIZE": "2"}, 0, True, False),
+        ({}, 1, True, False),
+    ],
+)
+def test_processes_that_cannot_share_a_gpu_are_refused(
+    environment: dict[str, str], gpus: int, over_nccl: bool, refused: bool
+) -> None:
+    if not refused:
+        refuse_shared_gpus(environment, gpus, over_nccl=over_nccl)
+        return
+    with pytest.raises(ConfigError, match="2 processes need as many GPUs, and 1 GPU can be used; start 1"):
+        refuse_shared_gpus(environment, gpus, over_nccl=over_nccl)
