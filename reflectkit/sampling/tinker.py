@@ -34,6 +34,8 @@ SUM, MEAN = "sum", "mean"
 """How a service adds up the tokens of a loss: all of them, or the means over rows of the means over
 a row's tokens.
 """
+MOST_CONNECTIONS = 1000
+"""To a service of one's own, as the client has them."""
 CLOSE = 0.05
 """Relative difference up to which two norms of gradients are taken for equal."""
 
@@ -66,7 +68,7 @@ class TinkerService:
         logging.getLogger("tinker").setLevel(logging.ERROR)
         import tinker
 
-        where: dict[str, Any] = {"base_url": url} if url else {}
+        where: dict[str, Any] = {"base_url": url, "http_client": once_client()} if url else {}
         self._open: Callable[[], Any] = lambda: tinker.ServiceClient(api_key=key or NO_KEY, **where)
         self._client: Any = None
 
@@ -159,6 +161,65 @@ class RefusedByServiceError(ReflectkitError):
             " checkpoint"
         )
         self.reason = reason
+
+
+ONCE = ("/forward_backward", "/optim_step")
+"""Requests that SkyRL carries out as often as they arrive, while the client sends them again when
+their answer is lost.
+"""
+LOST = "its answer was lost, and it may have been carried out, so it was not sent twice"
+
+
+class OnceTransport:
+    """Sends what changes gradients or weights once, unless it certainly was not carried out.
+
+    inner: an `httpx.AsyncBaseTransport`, to which it passes requests on.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self._lost: set[bytes] = set()
+        """Contents of requests that may have been carried out; the client numbers them."""
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """The response to an `httpx.Request`; of status 400, which the client does not ask for
+        again, to one that was lost before.
+        """
+        import httpx
+
+        if not request.url.path.endswith(ONCE):
+            return await self.inner.handle_async_request(request)
+        content = await request.aread()
+        if content in self._lost:
+            return httpx.Response(400, json={"detail": LOST}, request=request)
+        try:
+            response = await self.inner.handle_async_request(request)
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout):
+            raise  # it never left
+        except httpx.TransportError:
+            self._lost.add(content)
+            raise
+        # A proxy that gave up does not know what the service did
+        if response.status_code in (408, 502, 504):
+            self._lost.add(content)
+        return response
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self.inner.aclose()
+
+
+def once_client() -> Any:
+    """An `httpx.AsyncClient` for a service that does not notice a request that it has seen before."""
+    import httpx
+    import tinker
+
+    inner = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=MOST_CONNECTIONS))
+    return httpx.AsyncClient(
+        transport=OnceTransport(inner),
+        timeout=tinker.Timeout(60.0, connect=5.0),
+        trust_env=False,
+    )
 
 
 class TinkerAdapter:

@@ -22,7 +22,7 @@ from tests.train.fake_service import ALPHA, FakeAdapter, FakeService
 
 pytest.importorskip("tinker")
 
-from reflectkit.sampling.tinker import MEAN, SUM, RefusedByServiceError, TinkerAdapter, TinkerService
+from reflectkit.sampling.tinker import MEAN, SUM, OnceTransport, RefusedByServiceError, TinkerAdapter, TinkerService
 
 
 def done(value: Any) -> Future[Any]:
@@ -154,3 +154,49 @@ def test_nothing_there_and_no_key_are_told_at_once(monkeypatch: pytest.MonkeyPat
         TinkerService("http://127.0.0.1:9", ServiceSettings())
     with pytest.raises(ConfigError, match="TINKER_API_KEY"):
         TinkerService("", ServiceSettings())
+
+
+@pytest.mark.parametrize(
+    ("first", "sent"),
+    [
+        ("ReadError", 1),  # the service may have made the step
+        (504, 1),
+        ("ConnectError", 2),  # it has not
+        (429, 2),
+        (503, 2),
+    ],
+)
+def test_a_step_whose_answer_was_lost_is_not_made_twice(first: str | int, sent: int) -> None:
+    """The client would send it again, and SkyRL would carry it out again."""
+    import httpx
+    import tinker
+
+    requests = []
+
+    class Lossy:
+        async def handle_async_request(self, request: Any) -> Any:
+            requests.append(request.url.path)
+            if len(requests) > 1:
+                return httpx.Response(200, json={"request_id": "1"}, request=request)
+            if isinstance(first, int):
+                return httpx.Response(first, json={"detail": "full"}, request=request)
+            raise getattr(httpx, first)("away")
+
+        async def aclose(self) -> None:
+            """Nothing is open."""
+
+    async def step() -> Any:
+        client = tinker._client.AsyncTinker(
+            api_key="tml-none",
+            base_url="http://fake",
+            http_client=httpx.AsyncClient(transport=OnceTransport(Lossy())),
+        )
+        request = tinker.types.OptimStepRequest(adam_params=tinker.types.AdamParams(), model_id="m", seq_id=1)
+        return await client.training.optim_step(request=request)
+
+    if sent == 1:
+        with pytest.raises(tinker.APIStatusError, match="may have been carried out"):
+            asyncio.run(step())
+    else:
+        asyncio.run(step())
+    assert len(requests) == sent
