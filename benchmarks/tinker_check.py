@@ -1,8 +1,8 @@
 """rlft through a real training service: SkyRL's server on this CPU (`make tinker-check`).
 
-Trains the corridor from reward, and taxi with a frozen reflector on the same service. Kills server and client in the
-middle and lets the same command go on. Compares log-probabilities with transformers', before and after training, and
-prints tokens a second, memory, and what share of the CPU time is our own process's.
+Trains the corridor from reward, texts by a reward function, and taxi with a frozen reflector on the same service. Kills
+server and client in the middle and lets the same command resume. Compares log-probabilities with transformers', before
+and after training. Prints tokens a second, requests in flight, memory, and our own process's share of the CPU time.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from reflectkit.eventloop import run_sync
-from reflectkit.jsonl import read_json, write_json
+from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from reflectkit.models.checkpoint_metadata import ROLE_FILE, SERVICE
 from reflectkit.models.load import LoadedModel, load_player
 from reflectkit.runs.run import checkpoints
@@ -38,6 +40,18 @@ ROWS = 64
 """Rows of a pass, for which alone the server compiles."""
 LIMIT = 1e-3
 """Nats by which log-probabilities may differ from transformers'."""
+EPISODES = 64
+"""Of an update of the corridor or of texts; as many requests must be in flight."""
+HEAD = 10.0
+"""Factor of the head of the base for texts: random weights say every token with nearly the same probability, and an
+adapter below such a head can hardly change that."""
+RISE = 0.2
+"""By which the return of texts must rise."""
+REWARD = '''def letters(completions, **_):
+    """The share of an answer's characters that are letters."""
+    return [sum(c.isascii() and c.isalpha() for c in text) / max(1, len(text)) for text in completions]
+'''
+PARTS = ("corridor", "texts", "taxi")
 START_S, RUN_S = 300.0, 1800.0
 """Seconds that the server may take to start, and a run of rlft."""
 
@@ -109,7 +123,7 @@ class Server:
         ]
         variables = os.environ | {
             "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
+            "JAX_COMPILATION_CACHE_DIR": str(self.folder.parent.parent / "compiled"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1",
             "VIRTUAL_ENV": str(environment),
             "PATH": f"{environment / 'bin'}:{os.environ['PATH']}",
@@ -165,12 +179,29 @@ def tiny_base(env: str, folder: Path) -> Path:
     return base
 
 
-def trained(env: str, server: Server, folder: Path, *more: object, steps: int, kill_after: int = 0) -> Path:
-    """The run of rlft on `server`. kill_after: the checkpoint after which server and client are killed, once."""
+def texts(base: Path, folder: Path) -> list[object]:
+    """Arguments of rlft for texts of `base`, whose head is made to say something; their files are in `folder`."""
+    weights = load_file(base / "model.safetensors")
+    weights["lm_head.weight"] *= HEAD
+    save_file(weights, base / "model.safetensors", {"format": "pt"})
+    (folder / "rewards.py").write_text(REWARD, "utf-8")
+    write_jsonl(folder / "problems.jsonl", [{"prompt": f"Go {number}"} for number in range(8)])
+    data = ("--dataset", folder / "problems.jsonl", "--reward", f"{folder / 'rewards.py'}:letters")
+    return ["--env", "prompts", *data, "--max-new-tokens", 8, "--validate-problems", 0, "--episodes", EPISODES]
+
+
+def trained(
+    name: str, server: Server, folder: Path, *settings: object, steps: int, rate: float = 5e-3, kill_after: int = 0
+) -> Path:
+    """The run of rlft on `server`.
+
+    settings: more arguments. rate: of learning. kill_after: the checkpoint after which server and client are killed,
+    once.
+    """
     command = [
-        *("rlft", "--env", env, "--model", server.base, "--engine", f"tinker:{server.url}", "--service-rows", ROWS),
-        *("--lora-r", 8, "--algo", "grpo", "--epochs", 2, "--minibatch", 512, "--learning-rate", 5e-3),
-        *("--max-steps", steps, "--save-steps", 1, "--name", "there", "--results-dir", "results", *more),
+        *("rlft", "--model", server.base, "--engine", f"tinker:{server.url}", "--service-rows", ROWS),
+        *("--lora-r", 8, "--algo", "grpo", "--epochs", 2, "--minibatch", 512, "--learning-rate", rate),
+        *("--max-steps", steps, "--save-steps", 1, "--name", "there", "--results-dir", "results", *settings),
     ]
     run, started = folder / "results" / "there", time.monotonic()
     client = reflectkit(*command, cwd=folder)
@@ -178,13 +209,13 @@ def trained(env: str, server: Server, folder: Path, *more: object, steps: int, k
         while client.poll() is None and not (run / f"checkpoint-{kill_after}" / ROLE_FILE).is_file():
             if time.monotonic() - started > RUN_S:
                 os.killpg(client.pid, signal.SIGKILL)
-                raise SystemExit(f"{env}: no checkpoint after {RUN_S:.0f} s; see {folder / 'client.log'}")
+                raise SystemExit(f"{name}: no checkpoint after {RUN_S:.0f} s; see {folder / 'client.log'}")
             time.sleep(0.2)
         os.killpg(client.pid, signal.SIGKILL)
         client.wait()
         server.kill()
-        saved = len((run / "metrics.jsonl").read_text("utf-8").splitlines())
-        print(f"{env}: server and client killed after update {saved}; the same command goes on", flush=True)
+        saved = len(figures_of(run))
+        print(f"{name}: server and client killed after update {saved}; the same command resumes", flush=True)
         server.start()
         client = reflectkit(*command, cwd=folder)
     ours, theirs = Usage(), Usage()
@@ -192,35 +223,54 @@ def trained(env: str, server: Server, folder: Path, *more: object, steps: int, k
     while client.poll() is None:
         if time.monotonic() - started > RUN_S:
             os.killpg(client.pid, signal.SIGKILL)
-            raise SystemExit(f"{env}: not done after {RUN_S:.0f} s; see {folder / 'client.log'}")
+            raise SystemExit(f"{name}: not done after {RUN_S:.0f} s; see {folder / 'client.log'}")
         now = usage(client.pid)
         ours = now if now.cpu_s >= ours.cpu_s else ours
         theirs = usage(server.process.pid)
         time.sleep(0.5)
     if client.returncode:
-        raise SystemExit(f"{env}: rlft ended with {client.returncode}; see {folder / 'client.log'}")
+        raise SystemExit(f"{name}: rlft ended with {client.returncode}; see {folder / 'client.log'}")
     theirs.cpu_s -= before.cpu_s
-    report(env, run, steps, ours, theirs, time.monotonic() - began)
+    report(name, run, steps, ours, theirs, time.monotonic() - began)
     return run
 
 
-def report(env: str, run: Path, steps: int, ours: Usage, theirs: Usage, seconds: float) -> None:
-    """Print what training took, and that every update was made once."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+def report(name: str, run: Path, steps: int, ours: Usage, theirs: Usage, seconds: float) -> None:
+    """Print what training took. Exits unless every update was made once."""
+    rows = figures_of(run)
     numbers = [row["step"] for row in rows]
     if numbers != list(range(1, steps + 1)):
-        raise SystemExit(f"{env}: updates {numbers}, expected 1 to {steps}")
+        raise SystemExit(f"{name}: updates {numbers}, expected 1 to {steps}")
     first, last = rows[0], rows[-1]
     update_s = sum(row["rollout_seconds"] + row["update_seconds"] for row in rows)
     share = ours.cpu_s / max(1e-9, ours.cpu_s + theirs.cpu_s)
+    in_flight = most_in_flight(rows)
     print(
-        f"{env}: {steps} updates, success {first['success_rate']:.0%} to {last['success_rate']:.0%};"
-        f" {sum(row['tokens'] for row in rows) / update_s:,.0f} tokens/s;"
+        f"{name}: {steps} updates, success {first['success_rate']:.0%} to {last['success_rate']:.0%},"
+        f" return {first['return']:.2f} to {last['return']:.2f};"
+        f" {sum(row['tokens'] for row in rows) / update_s:,.0f} tokens/s; at most {in_flight} requests in flight;"
         f" differences of log-probabilities at most {max(row.get('logprob_difference_max', 0.0) for row in rows):.1e}\n"
-        f"{env}: after the last start {seconds:.0f} s; CPU: ours {ours.cpu_s:.0f} s ({share:.0%}), the service's"
+        f"{name}: after the last start {seconds:.0f} s; CPU: ours {ours.cpu_s:.0f} s ({share:.0%}), the service's"
         f" {theirs.cpu_s:.0f} s; memory: ours {ours.memory:,.0f} MiB, the service's {theirs.memory:,.0f} MiB",
         flush=True,
     )
+
+
+def most_in_flight(rows: Sequence[Mapping[str, Any]]) -> int:
+    """The most draws of the policy that waited for the service at once; an update that learns nothing does not say."""
+    return max(row.get("requests_in_flight", 0) for row in rows)
+
+
+def check_in_flight(name: str, run: Path) -> None:
+    """Exits unless all EPISODES waited for the service at once."""
+    most = most_in_flight(figures_of(run))
+    if most < EPISODES:
+        raise SystemExit(f"{name}: at most {most} requests in flight, with {EPISODES} episodes")
+
+
+def figures_of(run: Path) -> list[dict[str, Any]]:
+    """The rows of its updates."""
+    return [row for _, row in read_jsonl(run / "metrics.jsonl")]
 
 
 def logprobs_here(player: LoadedModel, row: Sequence[int]) -> list[float]:
@@ -275,21 +325,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--python", type=Path, required=True, help="python of the environment with SkyRL")
     parser.add_argument("--folder", type=Path, default=Path("build/tinker-check"))
     parser.add_argument("--steps", type=int, default=8, help="updates in the corridor")
-    parser.add_argument("--env", action="append", choices=("corridor", "taxi"), help="default: both")
+    parser.add_argument("--part", action="append", choices=PARTS, help="default: all")
+    parser.add_argument("--text-steps", type=int, default=5, help="updates of texts")
     parser.add_argument("--taxi-steps", type=int, default=2)
     given = parser.parse_args(arguments)
     shutil.rmtree(given.folder, ignore_errors=True)
-    for env in given.env or ("corridor", "taxi"):
-        folder = given.folder.resolve() / env
+    for part in given.part or PARTS:
+        folder = given.folder.resolve() / part
         folder.mkdir(parents=True)
-        with serving(given.python.absolute(), tiny_base(env, folder), folder / "server") as server:
+        base = tiny_base("taxi" if part == "taxi" else "corridor", folder)
+        settings = texts(base, folder) if part == "texts" else ["--env", part]
+        with serving(given.python.absolute(), base, folder / "server") as server:
             compare_base(server)
-            if env == "corridor":
-                run = trained(env, server, folder, "--episodes", 64, steps=given.steps, kill_after=2)
+            if part == "corridor":
+                settings += ["--episodes", EPISODES]
+                run = trained(part, server, folder, *settings, steps=given.steps, kill_after=2)
+                check_in_flight(part, run)
                 compare_trained(run, folder)
+            elif part == "texts":
+                run = trained(part, server, folder, *settings, steps=given.text_steps, rate=1e-2)
+                check_in_flight(part, run)
+                rows = figures_of(run)
+                if rows[-1]["return"] < rows[0]["return"] + RISE:
+                    raise SystemExit(f"texts: the return rose by less than {RISE:g}")
             else:
-                more = ("--reflector", server.base, "--episodes", 16, "--validate-problems", 0, "--horizon", 8)
-                trained(env, server, folder, *more, steps=given.taxi_steps)
+                settings += ["--reflector", base, "--episodes", 16, "--validate-problems", 0, "--horizon", 8]
+                trained(part, server, folder, *settings, steps=given.taxi_steps)
     print("tinker-check passed")
 
 

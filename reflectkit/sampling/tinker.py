@@ -73,12 +73,19 @@ class TinkerService:
         self._client: Any = None
 
     def _see_health(self, url: str) -> None:
-        """Raises GoneError if nothing answers: the client itself would wait for minutes."""
+        """Raises GoneError if nothing answers, or the service is full or still starts: the client
+        itself would wait for minutes. ConfigError: it is something else.
+        """
         try:
             with httpx2.Client(timeout=HEALTH_S, trust_env=False) as client:
                 status = client.get(f"{url}/api/v1/healthz").status_code
         except (httpx2.HTTPError, OSError) as error:
             raise self.gone(error) from None
+        if status == 429 or status >= 500:
+            raise GoneError(
+                f"{url} is not ready (status {status} of /api/v1/healthz); wait for it, then run the"
+                " same again"
+            )
         if status != 200:
             raise ConfigError(
                 f"{url} is no training service (status {status} of /api/v1/healthz); see --engine"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import Future
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -154,6 +155,25 @@ def test_nothing_there_and_no_key_are_told_at_once(monkeypatch: pytest.MonkeyPat
         TinkerService("http://127.0.0.1:9", ServiceSettings())
     with pytest.raises(ConfigError, match="TINKER_API_KEY"):
         TinkerService("", ServiceSettings())
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "reason"), [(503, GoneError, "is not ready"), (404, ConfigError, "is no training service")]
+)
+def test_a_service_that_is_full_is_another_thing_than_none(status: int, kind: type[Exception], reason: str) -> None:
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *more: Any) -> None:
+            """Nothing is printed."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(kind, match=reason):
+            TinkerService(f"http://127.0.0.1:{server.server_port}", ServiceSettings())
+        server.shutdown()
 
 
 @pytest.mark.parametrize(
