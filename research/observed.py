@@ -190,7 +190,7 @@ class SeenAutoExploreTeacher(AutoExploreTeacher):
 
     def comment(self, generator: random.Random) -> str:
         """Which of the question's words the shown file has, and which of the listed names has most of them."""
-        prompt, _, output = self.env.observation.messages[-1].content.partition("\nOutput:")
+        prompt, _, output = self.env.prompt().partition("\nOutput:")
         fields = dict(line.split(": ", 1) for line in prompt.splitlines())
         asked, done = question_words(fields["Task"]), fields["Commands"].split("; ")
 

@@ -513,7 +513,7 @@ class AutoExplore(Env):
         reads the file, or enters the new folder, whose name has most of them; else goes up.
         """
         # 1. What the prompt says
-        head, _, output = self._text().partition("\nOutput:")
+        head, _, output = self.prompt().partition("\nOutput:")
         fields = dict(line.split(": ", 1) for line in head.splitlines())
         keys, history = keywords(fields["Task"]), fields["Commands"].split("; ")
         choices = self.commands
@@ -550,9 +550,9 @@ class AutoExplore(Env):
         if self.settings.force_answer and len(self.history) == self.horizon - 1:
             names = tuple(command for command in self.commands if command.startswith("id "))
             self.commands = names or self.commands
-        return Observation((Message("user", self._text()),), self.commands)
+        return Observation((Message("user", self.prompt()),), self.commands)
 
-    def _text(self) -> str:
+    def prompt(self) -> str:
         """The prompt, within `prompt_tokens`; see the module's docstring for the priorities."""
         # 1. The task and the choices come first, and are whole
         start = f"Task: {self.question}\nFolder: /{self.walk.here}\n"
