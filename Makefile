@@ -104,8 +104,8 @@ bench-growth: $(INSTALLED) ## Memory and time of an update by its episodes and b
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.growth $(ARGS)
 
 # Nothing is installed, since a machine with a GPU may have no network: the environment's Python, otherwise $(PYTHON), runs this folder.
-gpu-check: ## Check on one GPU, without a network, that training and sampling work, with speed and memory (10 minutes)
-	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.bench gpu $(ARGS)
+gpu-check: ## Check on one GPU, without a network, that training and sampling work, with speed and memory (10 minutes); after versions-check, with its versions too
+	VERSIONS_PYTHON=$(abspath $(VERSIONS_VENV))/bin/python $(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.bench gpu $(ARGS)
 
 gpu-report: ## Measure on one GPU what is most worth knowing, for 4 minutes at a time: a profile, decoding, TRL, and the rest
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu_report $(ARGS)

@@ -116,6 +116,13 @@ PARTS = (
     Part("sft-4bit", f"{HERE}:train", {"quantize": "4bit"}, (*TRAINER, "bitsandbytes")),
     Part("fsdp2-one", f"{HERE}:launched", {"config": "fsdp2", "processes": 1}, not_on_cpu=SHARDED),
     Part("fsdp2-two", f"{HERE}:launched", {"config": "fsdp2", "processes": 2}, not_on_cpu=SHARDED),
+    Part(
+        "other-versions",
+        f"{HERE}:other_versions",
+        limit_s=180.0,
+        not_on_cpu="on a CPU, make versions-check is the same",
+        shows_memory=False,
+    ),
     Part("pipeline", f"{HERE}:pipeline", needs=TRAINER, limit_s=60 * MINUTES, shows_memory=False),
 )
 """In this order, the most important first; `setup` makes the data and the model of most others."""

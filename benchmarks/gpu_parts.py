@@ -325,6 +325,22 @@ def _communication_error(text: str, processes: int) -> ReflectkitError:
     return ReflectkitError((errors or lines or ["the processes ended without a word"])[-1])
 
 
+def other_versions(bench: Bench) -> Measured:
+    """`benchmarks.versions_check` in the environment of `make versions-check`, whose python VERSIONS_PYTHON names: a
+    rollout, an update and SFT with the oldest versions that the package allows.
+    """
+    python = Path(os.environ.get("VERSIONS_PYTHON", ""))
+    if not python.is_file():
+        raise NotPossibleError("`make versions-check` installs the oldest versions, with a network; run it first")
+    command = [str(python), "-m", "benchmarks.versions_check", "--device", bench.device]
+    done = subprocess.run(command, capture_output=True, text=True)
+    sys.stdout.write(done.stdout + done.stderr)
+    if done.returncode:
+        lines = (done.stdout + done.stderr).strip().splitlines()
+        raise ReflectkitError((lines or ["the check ended without a word"])[-1])
+    return Measured(note=done.stdout.splitlines()[0])
+
+
 def _one_process(place: Path) -> None:
     """What each of the processes runs."""
     from reflectkit.commands import rlft
