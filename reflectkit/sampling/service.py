@@ -9,7 +9,7 @@ import io
 import json
 import math
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path as FilePath
@@ -130,13 +130,15 @@ class RememberingAdapter(WrappedAdapter):
         await self.adapter.load(path)
 
 
-def open_service(name: str, settings: ServiceAccess) -> TrainingService:
-    """The service called `name`. Raises ConfigError if its client is not installed, and GoneError
-    if it is away.
+def open_service(
+    name: str, settings: ServiceAccess, notify: Callable[[str], None] = lambda text: None
+) -> TrainingService:
+    """The service called `name`. notify: called with a line of text when it is silent for long.
+    Raises ConfigError if its client is not installed, and GoneError if it is away.
     """
     from reflectkit.sampling.tinker import TinkerService
 
-    return TinkerService(service_url(name), settings)
+    return TinkerService(service_url(name), settings, notify)
 
 
 def label_rows(prompt: Sequence[int], labels: tuple[Path, ...]) -> list[tuple[int, ...]]:

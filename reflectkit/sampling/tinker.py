@@ -30,6 +30,8 @@ NO_KEY = "tml-none"
 """Sent to a service of one's own where no key is set; the client insists on one."""
 HEALTH_S = 20.0
 """Seconds in which a service must say that it is there, when a command starts."""
+SILENCE_S = 60.0
+"""Seconds without an answer after which the user is told."""
 SUM, MEAN = "sum", "mean"
 """How a service adds up the tokens of a loss: all of them, or the means over rows of the means over
 a row's tokens.
@@ -43,15 +45,22 @@ Value = TypeVar("Value")
 
 
 class TinkerService:
-    """The service at `url`; "" is the hosted one.
+    """The service at `url`; "" is the hosted one. notify: called with a line of text when it is
+    silent for long.
 
     Raises ConfigError: its client is not installed, or there is no key for the hosted one.
     GoneError: it is away.
     """
 
-    def __init__(self, url: str, settings: ServiceAccess) -> None:
+    def __init__(
+        self,
+        url: str,
+        settings: ServiceAccess,
+        notify: Callable[[str], None] = lambda text: None,
+    ) -> None:
         # 1. Whether there is a client, a key for the hosted service, or a server that answers
-        self.settings = settings
+        self.settings, self.notify = settings, notify
+        self._told_of_silence = False
         self.url = url or "the Tinker service"
         if importlib.util.find_spec("tinker") is None:
             raise ConfigError('--engine tinker needs its client; pip install "reflectkit[tinker]"')
@@ -138,10 +147,13 @@ class TinkerService:
         """
         import tinker
 
+        limit = self.settings.service_timeout_s
+        reminder = asyncio.get_running_loop().call_later(SILENCE_S, self._tell_of_silence)
         try:
-            return await asyncio.wait_for(answer, self.settings.service_timeout_s)
+            value = await asyncio.wait_for(answer, limit)
+            self._told_of_silence = False
+            return value
         except TimeoutError:
-            limit = self.settings.service_timeout_s
             raise GoneError(
                 f"{self.url} has not answered for {limit:g} s (--service-timeout-s); see what it"
                 " does, then run the same again"
@@ -150,6 +162,18 @@ class TinkerService:
             raise self.gone(error) from None
         except Exception as error:  # the client raises many types, some of them bare
             raise RefusedByServiceError(self.url, redacted(str(error))) from None
+        finally:
+            reminder.cancel()
+
+    def _tell_of_silence(self) -> None:
+        """Tell that the service is silent, once until its next answer."""
+        if self._told_of_silence:
+            return
+        self._told_of_silence = True
+        self.notify(
+            f"{self.url} has not answered for {SILENCE_S:g} s; waiting for up to"
+            f" {self.settings.service_timeout_s:g} s (--service-timeout-s)"
+        )
 
     def gone(self, error: Exception) -> GoneError:
         """The error for a service that is away."""

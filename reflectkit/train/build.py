@@ -340,7 +340,8 @@ def _service_trainer(
         chat.client.budget if isinstance(chat, ChatReflector) else Budget(config.chat.max_cost_usd)
     )
     meter = Meter(config.engine.settings.prices, budget)
-    service = MeteredService(open_service(config.engine.name, config.engine.settings), meter)
+    engine = config.engine
+    service = MeteredService(open_service(engine.name, engine.settings, progress.news), meter)
 
     # 1. The base on the service, and the adapter that learns; a policy that was trained there is
     # loaded

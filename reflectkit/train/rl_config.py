@@ -771,8 +771,12 @@ class RLConfig(Config):
     @override
     def notes(self) -> list[str]:
         """What a training service learns by, where this process would use a critic."""
+        chooses = self.env.kind.action_kind(self.env.settings) == "choice"
         by_default = (
-            self.engine.remote and self.algo.name == WITHOUT_CRITIC["algo"] and self.policy.model
+            self.engine.remote
+            and chooses
+            and self.algo.name == WITHOUT_CRITIC["algo"]
+            and self.policy.model
         )
         return (
             [(f"--engine {self.engine.name} has no critic: it learns by --algo {self.algo.name}")]

@@ -23,6 +23,7 @@ from tests.train.fake_service import ALPHA, FakeAdapter, FakeService
 
 pytest.importorskip("tinker")
 
+from reflectkit.sampling import tinker as tinker_client
 from reflectkit.sampling.tinker import MEAN, SUM, OnceTransport, RefusedByServiceError, TinkerAdapter, TinkerService
 
 
@@ -77,7 +78,8 @@ class FakeClient:
 def service_of(settings: ServiceSettings) -> TinkerService:
     """A service that is never connected."""
     service = object.__new__(TinkerService)
-    service.settings, service.url = settings, "http://fake"
+    service.settings, service.url, service._told_of_silence = settings, "http://fake", False
+    service.notify = lambda text: None
     return service
 
 
@@ -136,6 +138,20 @@ def test_a_future_that_never_comes_ends_in_one_line() -> None:
     )
     with pytest.raises(GoneError, match=r"has not answered for 0\.05 s"):
         run_sync(adapter.forward([(1, 2, 3)]))
+
+
+def test_who_waits_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many requests wait."""
+    monkeypatch.setattr(tinker_client, "SILENCE_S", 0.01)
+    service, told = service_of(ServiceSettings(service_timeout_s=5)), list[str]()
+    service.notify = told.append
+
+    async def asked() -> None:
+        await asyncio.gather(*(service.wait(asyncio.sleep(0.1)) for _ in range(3)))
+
+    asyncio.run(asked())
+    assert len(told) == 1
+    assert "waiting for up to 5 s" in told[0]
 
 
 def test_a_service_that_forgot_the_client_is_told_in_one_line_without_the_key(monkeypatch: pytest.MonkeyPatch) -> None:

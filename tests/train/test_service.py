@@ -39,7 +39,7 @@ from tests.train.training import play, rows_of
 def service(corridor_folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeService:
     """A service with the corridor's policy as its base, at any address."""
     fake = FakeService(corridor_folder / "policy")
-    monkeypatch.setattr(build, "open_service", lambda name, settings: fake)
+    monkeypatch.setattr(build, "open_service", lambda name, settings, notify=None: fake)
     return fake
 
 
@@ -410,7 +410,7 @@ def test_export_brings_the_adapter_home(
     place = checkpoints(folder)[-1]
     with pytest.raises(CheckpointError, match="on a training service"):
         load_player(place, device="cpu")
-    monkeypatch.setattr(services, "open_service", lambda name, settings: service)
+    monkeypatch.setattr(services, "open_service", lambda name, settings, notify=None: service)
     config = export.ExportConfig.from_flat(policy=place, out_dir=tmp_path / "home", results_dir=tmp_path)
     export.run(config, Quiet())
     home = load_player(tmp_path / "home", "policy", device="cpu")
@@ -430,7 +430,7 @@ def test_a_checkpoint_plays_on_its_service(
     """evaluate needs no flag: its checkpoint knows where its weights are. There it does as the adapter at home."""
     from reflectkit.sampling import service as services
 
-    monkeypatch.setattr(services, "open_service", lambda name, settings: service)
+    monkeypatch.setattr(services, "open_service", lambda name, settings, notify=None: service)
     place = checkpoints(train(corridor_folder, tmp_path, learning_rate=0.05, max_steps=1))[-1]
     asked = len(service.calls)
     home = tmp_path / "home"
@@ -455,7 +455,7 @@ def moved(corridor_folder: Path, service: FakeService, tmp_path: Path, monkeypat
     """A checkpoint whose service has another address now."""
     from reflectkit.sampling import service as services
 
-    def opened(name: str, settings: Any) -> FakeService:
+    def opened(name: str, settings: Any, notify: Any = None) -> FakeService:
         if name != "tinker:http://new":
             raise GoneError("http://fake does not answer (refused); start the service, then run the same again")
         return service

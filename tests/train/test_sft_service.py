@@ -31,7 +31,7 @@ def service(corridor_folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeServi
     """A service with the corridor's policy as its base, at any address."""
     fake = FakeService(corridor_folder / "policy")
     for module in (build, on_service, sampling_service):
-        monkeypatch.setattr(module, "open_service", lambda name, settings: fake)
+        monkeypatch.setattr(module, "open_service", lambda name, settings, notify=None: fake)
     return fake
 
 

@@ -104,7 +104,7 @@ def build(run: SFTRun, folder: Path, progress: Progress) -> ServiceTraining:
 
     # 2. The adapter: a new one, or that of a checkpoint which was trained there
     meter = Meter(settings.prices, Budget(config.max_cost_usd))
-    service = MeteredService(open_service(config.engine.name, settings), meter)
+    service = MeteredService(open_service(config.engine.name, settings, progress.news), meter)
     earlier = dict(run.start.facts.get(SERVICE) or {})
     names = run_sync(service.models())
     base = base_on_service(
