@@ -213,6 +213,7 @@ def tempered(logprobs: Sequence[float], temperature: float) -> tuple[float, ...]
     >>> [round(math.exp(value), 3) for value in tempered([math.log(0.8), math.log(0.2)], 2.0)]
     [0.667, 0.333]
     """
+    # The highest is subtracted first, so that no exponential overflows
     scaled = [value / temperature for value in logprobs]
     highest = max(scaled)
     total = highest + math.log(math.fsum(math.exp(value - highest) for value in scaled))
@@ -244,6 +245,7 @@ def truncated_rows(logprobs_BV: torch.Tensor, truncation: Truncation) -> torch.T
             1, order_BV, before_BV < truncation.top_p
         )
         logprobs_BV = logprobs_BV.masked_fill(~left_BV, -torch.inf)
+    # 3. Those that are not too much less likely than the likeliest
     if truncation.min_p:
         smallest_B1 = logprobs_BV.amax(dim=-1, keepdim=True) + math.log(truncation.min_p)
         logprobs_BV = logprobs_BV.masked_fill(logprobs_BV < smallest_B1, -torch.inf)
@@ -276,6 +278,7 @@ class ScoreMemo:
         row: tuple[float, ...],
     ) -> None:
         """Keep the log-probabilities of all `labels`."""
+        # As bytes, a prompt takes four of them a token
         self._rows[labels, array("i", prompt).tobytes(), kind] = row
         # About what Python takes for the key, the prompt's numbers and the row
         self.size += 160 + 4 * len(prompt) + 32 * len(row)

@@ -96,6 +96,7 @@ def scores(values: Mapping[int, Any], url: str) -> dict[int, float]:
     """The log-probabilities of different tokens at one place. Raises ConfigError if they cannot be
     that.
     """
+    # Some of the tokens at a place have a probability of 1 together, at most
     result = {token: _logprob(value, FLOOR, url) for token, value in values.items()}
     total = math.fsum(map(math.exp, result.values()))
     if total > 1 + SURPLUS:
@@ -111,6 +112,7 @@ def text(drawn: Drawn, stop_ids: frozenset[int], limit: int, vocabulary: int, ur
     `vocabulary` (its size) and with the log-probability of a token that can be drawn, and ends
     where a stop token does.
     """
+    # 1. As many tokens as were asked for, each of the vocabulary
     ids = drawn.token_ids
     if len(ids) != len(drawn.logprobs):
         raise wrong(url, f"{len(ids)} tokens with {len(drawn.logprobs)} log-probabilities")
@@ -119,6 +121,7 @@ def text(drawn: Drawn, stop_ids: frozenset[int], limit: int, vocabulary: int, ur
     for token in ids:
         if type(token) is not int or not 0 <= token < vocabulary:
             raise wrong(url, f"the token {token!r:.40}, but the model's are 0 to {vocabulary - 1}")
+    # 2. The end, and how likely each token was
     early = stop_ids.intersection(ids[:-1])
     if early:
         raise wrong(url, f"more tokens after the stop token {min(early)}")
@@ -232,15 +235,14 @@ class Probes:
     @torch.no_grad()
     def own(self, player: LoadedModel) -> torch.Tensor:
         """Log-probabilities (N) of the tokens of all probes, among those of each."""
+        # Each token is a label: their log-probabilities are normalised over the probe's
         prompts = [probe.prompt for probe in self.chosen]
         labels = [tuple((token,) for token in probe.tokens) for probe in self.chosen]
         own_BK, _ = choice_logprobs(player.model, prompts, labels, pad_id=player.pad_id)
-        return torch.cat(
-            [
-                row[: len(probe.tokens)]
-                for row, probe in zip(own_BK.cpu().double(), self.chosen, strict=True)
-            ]
-        )
+        rows = []
+        for row, probe in zip(own_BK.cpu().double(), self.chosen, strict=True):
+            rows.append(row[: len(probe.tokens)])
+        return torch.cat(rows)
 
     def complaint(self, own_N: torch.Tensor, there: Sequence[float]) -> str:
         """Why the server does not have the weights whose log-probabilities are `own_N`; "" if it
@@ -280,10 +282,9 @@ def text_difference(
     """
     differences = []
     for request, (token_ids, logprobs) in zip(requests, texts, strict=True):
-        row, mask = (
-            [*request.prompt_ids, *token_ids],
-            [0] * len(request.prompt_ids) + [1] * len(token_ids),
-        )
+        # The text is scored as a row of training is: its prompt is masked
+        row = [*request.prompt_ids, *token_ids]
+        mask = [0] * len(request.prompt_ids) + [1] * len(token_ids)
         own_N, *_ = token_logprobs(
             player.model,
             [row],

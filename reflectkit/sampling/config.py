@@ -149,8 +149,10 @@ class SamplerConfig(Config):
 
     @override
     def contradictions(self) -> Iterator[Rule]:
+        # 1. Comments that are replaced
         swaps = f"--swap-from {self.swap_from} is for --swap-comments; add that, or leave it out"
         yield self.swap_from is not None and not self.swap_comments, swaps
+        # 2. The samplers exist, and a reflector's is this process or a server
         backend(self.policy)
         is_other = self.reflector != LOCAL and not is_server(self.reflector)
         server = f"write {LOCAL}, or a server such as vllm:http://localhost:8000"
@@ -186,9 +188,9 @@ class SamplerConfig(Config):
 
     def open_policy(self, opening: Opening) -> Sampler:
         """The sampler of the policy's actions. Raises CheckpointError."""
-        sampler = backend(self.policy).open(
-            opening, self.server if is_server(self.policy) else self.settings
-        )
+        settings = self.server if is_server(self.policy) else self.settings
+        sampler = backend(self.policy).open(opening, settings)
+        # One of the user's own may lack something; say so before an episode is played
         names = (*Sampler.__annotations__, "sample", "publish")
         if lacks := [name for name in names if not hasattr(sampler, name)]:
             raise ConfigError(
@@ -248,6 +250,7 @@ class SamplerConfig(Config):
         from reflectkit.agents.two_player import ShuffledComments
         from reflectkit.data.sft_rows import read_rows
 
+        # The teacher's comments are what the reflector's rows complete
         rows = [row for path in self._comment_files(folder) for row in read_rows(path)]
         others = [(prompt, comment.strip()) for prompt, comment in (row.parts[0] for row in rows)]
         return ShuffledComments(commentator, others, self.swap_comments) if others else commentator

@@ -48,6 +48,7 @@ class ServiceAccess(Config):
 class ServiceSettings(ServiceAccess):
     """How to train on a service."""
 
+    # US dollars, by which a budget is kept; the service does not say them
     price_read: float = option(
         0.0,
         help="US dollars per million tokens that the training service reads (its prefill).",
@@ -83,6 +84,7 @@ def service_url(name: str) -> str:
     """The address of the service `name`; "" for the hosted one. Raises ConfigError, without showing
     a password.
     """
+    # "tinker" is the hosted service, "tinker:URL" another; "tinker:" is a slip
     kind, colon, address = name.partition(":")
     refuse(
         kind != TINKER or (colon and not address),
@@ -112,6 +114,7 @@ class EngineConfig(Config):
 
     @override
     def contradictions(self) -> Iterator[Rule]:
+        # A wrong address is refused there
         if self.remote:
             service_url(self.name)
         yield from ()
@@ -141,6 +144,7 @@ class PlayerEngineConfig(Config):
 
     @override
     def contradictions(self) -> Iterator[Rule]:
+        # A wrong address is refused there
         if self.name:
             service_url(self.name)
         yield from ()

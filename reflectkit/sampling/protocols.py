@@ -29,6 +29,7 @@ def sampling_parameters(truncation: Truncation, top_k: int) -> dict[str, Any]:
     """Parameters of sampling from the model's own distribution after `truncation`, whatever
     defaults come with the model. top_k: the server's word for all tokens.
     """
+    # Servers take what a request leaves out from the model's generation_config.json
     return {
         "top_p": 1.0,
         "top_k": top_k,
@@ -136,6 +137,7 @@ class InferenceServer(ABC):
 
     async def models(self) -> list[dict[str, Any]]:
         """The entries of `/v1/models`. Raises ConfigError if the server is of another kind."""
+        # A proxy or another program may answer, with any JSON value
         models = await self.about("/v1/models")
         data = models.get("data") if isinstance(models, dict) else None
         if not isinstance(data, list) or not all(
@@ -149,6 +151,7 @@ class InferenceServer(ABC):
         try:
             return await self.wire.get(path, patient=False)
         except RefusedError as error:
+            # A wrong key would look like another kind of server
             if error.status in (401, 403):
                 raise ConfigError(
                     f"{self.wire.url} refuses the key ({error.reason}); export the right one"
@@ -239,6 +242,7 @@ class Vllm(InferenceServer):
         """See `InferenceServer`. They are the log-probabilities before a mask of allowed tokens;
         none is sent.
         """
+        # A token must be sampled; it is not used
         parameters = {
             "max_tokens": 1,
             "temperature": temperature,
@@ -258,6 +262,7 @@ class Vllm(InferenceServer):
 
     async def write(self, weights: Weights, request: SampleRequest, limit: int) -> Drawn:
         """See `InferenceServer`."""
+        # The model's own end ends a text only where it is one of the stop tokens
         parameters = {
             "max_tokens": limit,
             "temperature": request.temperature,
@@ -280,6 +285,7 @@ class Vllm(InferenceServer):
         try:
             await self.wire.post("/v1/load_lora_adapter", body, patient=patient, final=(500, 501))
         except RefusedError as error:
+            # A request that was sent again may have been answered before
             if "already been loaded" not in error.reason:
                 raise self.not_loaded(weights, error) from None
 
@@ -354,6 +360,7 @@ class Sglang(InferenceServer):
         temperature: float = 1.0,
     ) -> tuple[dict[int, Any], Any]:
         """See `InferenceServer`. The log-probabilities are those of the whole vocabulary."""
+        # A token must be sampled; it is not used
         parameters = {"max_new_tokens": 1, "temperature": temperature}
         meta = await self._generate(
             weights, prompt, EVERYTHING, parameters, {"token_ids_logprob": list(tokens)}
@@ -388,6 +395,7 @@ class Sglang(InferenceServer):
             body = {"lora_name": weights.name, "lora_path": weights.path}
         try:
             answer = await self.wire.post(path, body, patient=patient, final=(500, 501))
+            # SGLang says some failures with status 200
             if isinstance(answer, dict) and answer.get("success") is False:
                 reason = str(answer.get("error_message") or answer.get("message"))
                 raise RefusedError(self.wire.url + path, 200, reason)

@@ -32,6 +32,7 @@ class OptimizerStep:
 class ServiceAdapter(Protocol):
     """A LoRA adapter on a service, which learns; or, of a base that only writes, `write` alone."""
 
+    # Reading and learning
     async def forward(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """Of each row of T tokens, the T - 1 log-probabilities of the tokens after its first."""
         ...
@@ -68,10 +69,12 @@ class ServiceAdapter(Protocol):
         """Make an optimizer step. Returns the norm of the gradient, if the service tells."""
         ...
 
+    # Playing
     async def write(self, request: SampleRequest, limit: int) -> Drawn:
         """A text of at most `limit` tokens, sampled with the present weights."""
         ...
 
+    # What stays on the service, and what leaves it
     async def save(self, name: str) -> str:
         """Save weights and optimizer there. Returns the path on the service."""
         ...

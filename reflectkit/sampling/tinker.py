@@ -103,6 +103,7 @@ class TinkerService:
     async def models(self) -> list[str]:
         """The names of its bases."""
         client = await self._connected()
+        # The client's own methods that block run in a thread; this one is a coroutine
         listed = await self.wait(client.get_server_capabilities_async())
         return [model.model_name for model in listed.supported_models]
 
@@ -113,6 +114,7 @@ class TinkerService:
         client = await self._connected()
 
         def create() -> Any:
+            # Without the output layer, as peft's adapters are by default
             seed_32 = seed % 2**31
             return client.create_lora_training_client(base, rank, seed_32, train_unembed=False)
 
@@ -327,6 +329,7 @@ class TinkerAdapter:
         clip: tuple[float, float],
     ) -> list[list[float]]:
         """See `ServiceAdapter`."""
+        # Slopes of a loss, which are minus the advantages
         if not self.reduction:
             self.reduction = await self._measured_reduction()
         slopes = [[-value for value in row] for row in advantages]
@@ -348,6 +351,7 @@ class TinkerAdapter:
             grad_clip_norm=step.max_grad_norm,
         )
         answer = await self._wait(self.client.optim_step(parameters))
+        # What wrote texts has the weights before the step
         self._writer = None
         norms = [value for name, value in (answer.metrics or {}).items() if "grad_norm" in name]
         return float(norms[0]) if norms else None
@@ -386,8 +390,10 @@ class TinkerAdapter:
         """The present weights as a .tar.gz of peft's two files. Raises ConfigError if the service
         keeps them.
         """
+        # 1. Where the service keeps them: tinker://RUN/…/NAME
         saved = await self._wait(self.client.save_weights_for_sampler("reflectkit-export"))
         run, _, name = saved.path.removeprefix("tinker://").partition("/")
+        # 2. It gives out an address from which they are read
         try:
             client = self.service.client.create_rest_client()
             answer = await self._wait(
@@ -410,10 +416,9 @@ class TinkerAdapter:
             return
         import tinker
 
-        holder, request = (
-            self.client.holder,
-            tinker.types.UnloadModelRequest(model_id=self.client.model_id),
-        )
+        # The client has no call for this, so its parts are used
+        holder = self.client.holder
+        request = tinker.types.UnloadModelRequest(model_id=self.client.model_id)
 
         async def unload() -> None:
             pools = type(holder).aclient.__globals__["ClientConnectionPoolType"]
@@ -429,6 +434,7 @@ class TinkerAdapter:
         if self._publishing is None:
             future = in_thread(self.client.save_weights_and_get_sampling_client)
             self._publishing = asyncio.ensure_future(self.service.wait(future))
+        # One that is cancelled must not end it for the others
         publishing = self._publishing
         try:
             self._writer = await asyncio.shield(publishing)
@@ -488,6 +494,7 @@ def _datum(
     def column(values: Sequence[float], kind: Any = "float32") -> Any:
         return tinker.types.TensorData(data=list(values), dtype=kind, shape=[len(values)])
 
+    # Weights for the log-probabilities alone; else the inputs of a policy-gradient loss
     inputs = {"target_tokens": column(row[1:], "int64")}
     if logprobs is None:
         inputs["weights"] = column([1.0] * (len(row) - 1))

@@ -227,6 +227,7 @@ class AlgorithmConfig(Config):
     settings: Any = chosen_by(
         "name", settings=lambda name: algorithm(name).settings, names=lambda: ALGORITHMS
     )
+    # Advantages
     gamma: float = option(1.0, help="Discount factor; the paper uses 1.", ge=0, le=1)
     normalize: bool = option(
         True, help="Divide advantages by their standard deviation over the batch or the group."
@@ -237,6 +238,7 @@ class AlgorithmConfig(Config):
         ge=0,
         essential=True,
     )
+    # The loss of a token
     clip: float = option(
         0.2, help="PPO clip range; reinforce caps its importance weights at 1 + this.", gt=0
     )
@@ -259,6 +261,7 @@ class AlgorithmConfig(Config):
         ),
         gt=1,
     )
+    # Passes over a batch
     epochs: int = option(
         1, help="Passes over each batch; 4 by default for choices with --model.", ge=1
     )
@@ -276,6 +279,7 @@ class AlgorithmConfig(Config):
         ),
         ge=1,
     )
+    # The loss of an update
     loss_mean: Literal["token", "row"] = option(
         "token",
         help=(
@@ -300,8 +304,10 @@ class AlgorithmConfig(Config):
 
     @override
     def contradictions(self) -> Iterator[Rule]:
+        # 1. Settings of what is off
         no_mask = "--mask-ratio is a setting of a mask; add --off-policy-mask, or leave it out"
         yield self.mask == "none" and non_default(self, "mask_ratio"), no_mask
+        # 2. Comparisons in a group, which one flag may have turned on
         if not self.compares_groups:
             return
         names = [leaf.name for leaf in leaves(type(self.settings))]
@@ -350,12 +356,14 @@ class AlgorithmConfig(Config):
 
         Raises ReflectkitError: the algorithm did not return one finite number per decision.
         """
+        # 1. What the algorithm says, which may be the user's own
         rollouts = Rollouts(fresh, replayed, values, self.gamma, self.normalize)
         estimates = algorithm(self.name).estimate(rollouts, self.settings)
         if not isinstance(estimates, Estimates):
             raise ReflectkitError(
                 f"the algorithm's estimate must return Estimates, not {type(estimates).__name__}"
             )
+        # 2. One finite number for each decision
         decisions = [len(row) for row in rollouts.rewards]
         numbers = {
             name: [[float(value) for value in row] for row in getattr(estimates, name)]
@@ -376,10 +384,9 @@ class AlgorithmConfig(Config):
         """
         loss_N = algorithm(self.name).loss(tokens, self.settings)
         logprob_N = tokens.logprob_N
-        if (
-            getattr(loss_N, "shape", None) != logprob_N.shape
-            or logprob_N.requires_grad > loss_N.requires_grad
-        ):
+        # Where the policy learns, so must the loss: a detached one would train nothing, unseen
+        has_shape = getattr(loss_N, "shape", None) == logprob_N.shape
+        if not has_shape or logprob_N.requires_grad > loss_N.requires_grad:
             raise ReflectkitError(
                 "the algorithm's loss must be one number per trained token, in the shape of"
                 " tokens.logprob_N and with a gradient to it"

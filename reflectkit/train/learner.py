@@ -62,50 +62,69 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Settings:
-    """How to learn; the names that rlft's settings have too mean the same there.
+    """How to learn; the names that rlft's settings have too mean the same there."""
 
-    learning_rate: peak, for the policy. loss: of each trained token. clip_high, is_cap: see
-    `TrainedTokens`; is_cap is 0 if the current weights sampled. mask, mask_ratio: see
-    `on_policy_enough`. distill: weight of the divergence from the teacher, which reads comments,
-    and keeps the share `ema` of itself in each update (0: it is frozen). kl: weight of the
-    divergence from the starting policy. target_kl: the divergence from the sampling policy that an
-    update is to have, a mean over trained tokens; the learning rate adapts to it (0: it does not).
-    critic_rate: Adam's learning rate for the critic. value_clip: see `value_loss`. mean: over all
-    trained tokens ("token"), or over those of each row and then over rows ("row"). temperature: the
-    sampler's. max_tokens: per micro-batch, padding included. agrees_with: sampler of the weights
-    that learn; log-probabilities beyond the limits of `sampling.checks`, in all or in one answer,
-    end the update (empty: they may differ). mismatch: whether to report `losses.mismatch` of the
-    first minibatch, a random part of the rows, before its step. share_prefixes: what rows begin
-    with is read once, if the model allows, which changes the order of sums; None: where that saves
-    enough (`saves`).
-    """
-
+    # The optimizer
     learning_rate: float
+    """Its peak, for the policy."""
     weight_decay: float = 0.0
+    max_grad_norm: float = 0.3
+    critic_rate: float = 5e-3
+    """Adam's learning rate for the critic."""
+
+    # The loss of a trained token
     loss: Callable[[losses.TrainedTokens], torch.Tensor] = losses.clipped_loss
     clip: float = 0.2
+    """See `TrainedTokens`, as for the next one and `is_cap`."""
     clip_high: float = 0.0
+    is_cap: float = 0.0
+    """0 if the current weights sampled."""
     mask: str = "none"
+    """See `on_policy_enough`, as for the next one."""
     mask_ratio: float = 3.0
-    distill: float = 0.0
-    divergence: str = "forward"
-    ema: float = 0.0
+    value_clip: float = 0.0
+    """See `value_loss`."""
+
+    # What else the policy is to do
     entropy: float = 0.01
     kl: float = 0.0
-    max_grad_norm: float = 0.3
+    """Weight of the divergence from the starting policy."""
+    distill: float = 0.0
+    """Weight of the divergence from the teacher, which reads comments."""
+    divergence: str = "forward"
+    ema: float = 0.0
+    """The share of itself that the teacher keeps in each update; 0: it is frozen."""
+
+    # An update
     epochs: int = 1
     minibatch: int = 512
-    target_kl: float = 0.0
-    critic_rate: float = 5e-3
-    value_clip: float = 0.0
     mean: str = "token"
+    """Over all trained tokens ("token"), or over those of each row and then over rows ("row")."""
     temperature: float = 1.0
+    """The sampler's."""
+    target_kl: float = 0.0
+    """The divergence from the sampling policy that an update is to have, a mean over trained
+    tokens; the learning rate adapts to it. 0: it does not.
+    """
+
+    # Memory and speed
     max_tokens: int = 16384
+    """Tokens of a micro-batch, padding included."""
     gradient_checkpointing: bool = False
-    is_cap: float = 0.0
-    agrees_with: str = ""
-    mismatch: bool = False
     share_prefixes: bool | None = None
+    """Whether what rows begin with is read once, if the model allows, which changes the order of
+    sums; None: where that saves enough (`saves`).
+    """
+
+    # Whether the sampler has the weights that learn
+    agrees_with: str = ""
+    """The sampler of these weights. Log-probabilities beyond the limits of `sampling.checks`, in
+    all or in one answer, end the update. Empty: they may differ.
+    """
+    mismatch: bool = False
+    """Whether to report `losses.mismatch` of the first minibatch, a random part of the rows, before
+    its step.
+    """
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,7 @@ class PolicyConfig(Config):
         " smollm2-135m, a folder or a Hugging Face id.",
         essential=True,
     )
+    # How it is loaded
     dtype: Literal["", "float32", "bfloat16", "float16"] = option(
         "",
         help="float32; bfloat16, faster on GPUs and CPUs with AMX or AVX-512 BF16; or float16."
@@ -111,6 +112,7 @@ class PolicyConfig(Config):
     quantize: Literal["", "none", "8bit", "4bit"] = option(
         "", help="Quantise the base weights: 8bit, 4bit or none; default: as in the checkpoint."
     )
+    # How it answers
     temperature: float = option(
         1.0, help="Sampling temperature of the policy, in rollouts and in the loss.", ge=COLDEST
     )
@@ -180,6 +182,7 @@ class ReflectorConfig(Config):
 class ReflectorTrainingConfig(Config):
     """Training the reflector: it learns in turns with the policy."""
 
+    # When it learns, from what
     every: int = option(
         0,
         name="train_reflector",
@@ -210,6 +213,7 @@ class ReflectorTrainingConfig(Config):
         ),
         ge=COLDEST,
     )
+    # How it learns
     learning_rate: float = option(
         1e-4,
         name="reflector_rate",
@@ -346,6 +350,7 @@ class CurriculumConfig(Config):
 
     @override
     def contradictions(self) -> Iterator[Rule]:
+        # `stages` says what merging does
         levels = len(self.levels) - self.merge_first_two
         needs_two = "needs a --curriculum of at least two levels"
         yield self.merge_first_two and levels < 1, f"--merge-first-two {needs_two}"
@@ -365,6 +370,7 @@ class CurriculumConfig(Config):
 
 def words_needed(model: str, env: str) -> str:
     """Why a model with random weights cannot play `env`, which takes words, and which ones can."""
+    # A program that a policy answers may ask for decisions alone
     asks = (
         ", or --only-decisions if the program asks for nothing else"
         if env.startswith("program:")
@@ -381,6 +387,7 @@ def words_needed(model: str, env: str) -> str:
 class RLConfig(Config):
     """Settings of rlft."""
 
+    # Who plays what
     env: EnvConfig
     policy: PolicyConfig
     reflector: ReflectorConfig = ReflectorConfig()
@@ -392,6 +399,7 @@ class RLConfig(Config):
         help="Problems to train on, with validate.json next to it; default: train.json in the env's"
         " data folder, or before a split the env's own problems.",
     )
+    # Decisions that were made before
     recorded: Path | None = option(
         None,
         help=(
@@ -405,10 +413,12 @@ class RLConfig(Config):
         " of a request, and"
         ' "choice" the option that was taken, if not the likeliest.',
     )
+    # How long
     max_steps: int = option(60, help="Number of updates.", ge=1, essential=True)
     episodes: int = option(
         128, help="Episodes per update, over all processes.", ge=1, essential=True
     )
+    # What is measured
     validate_steps: int = option(
         0, help="Updates between greedy validations on all problems held out for it; 0: none.", ge=0
     )
@@ -437,6 +447,7 @@ class RLConfig(Config):
     keep_episodes: int = option(
         0, help="Episodes to keep for `view` at each checkpoint; 0: none.", ge=0
     )
+    # Memory and speed
     max_tokens_per_batch: int = option(
         0,
         help="Tokens per forward pass, padding included; halved if memory runs out. 0: 16,384, or on"
@@ -453,16 +464,19 @@ class RLConfig(Config):
         ge=1,
         identity=False,
     )
+    # How it learns
     algo: AlgorithmConfig = AlgorithmConfig()
     distill: DistillConfig = DistillConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
     optim: OptimizerConfig = OptimizerConfig()
     lora: LoraConfig = LoraConfig()
+    # How it plays, and on which machine
     rollout: RolloutConfig = RolloutConfig()
     sampler: SamplerConfig = SamplerConfig()
     engine: EngineConfig = EngineConfig()
     staleness: StalenessConfig = StalenessConfig()
     reflector_training: ReflectorTrainingConfig = ReflectorTrainingConfig()
+    # What is written, and what it may cost
     checkpoints: CheckpointConfig = CheckpointConfig()
     chat: ChatConfig = ChatConfig()
     run: RunConfig = RunConfig()
@@ -532,9 +546,8 @@ class RLConfig(Config):
         """How many held-out problems to play before and after training; none where comments or the
         env cost money.
         """
-        asks = self.chat_reflector or any(
-            setting.endpoint for setting in chat_settings(self.env.settings)
-        )
+        endpoints = [setting.endpoint for setting in chat_settings(self.env.settings)]
+        asks = self.chat_reflector or any(endpoints)
         return 0 if asks else self.validate_problems
 
     @cached_property
@@ -683,6 +696,7 @@ class RLConfig(Config):
     def _contradictions_of_engine(self, *, writes: bool) -> Iterator[Rule]:
         """What a training service cannot do. writes: whether the policy writes texts."""
         algo, temperature = self.algo, self.policy.temperature
+        # A policy that was trained on a service goes on with its adapter
         trained_there = self.policy.start.checkpoint(Quiet()).facts.get(SERVICE)
         refused = {
             f"has no critic; leave out --algo {algo.name}, or give --algo grpo or reinforce": algo.critic,
@@ -708,6 +722,7 @@ class RLConfig(Config):
         }
         for reason, applies in refused.items():
             yield applies, f"--engine {self.engine.name} {reason}"
+        # The price of comments is in --price-in and --price-out
         unknown = not any(self.engine.settings.prices.values()) and self.chat_reflector is None
         prices = (
             "--max-cost-usd needs the prices of the training service: --price-read,"

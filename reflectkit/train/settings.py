@@ -85,6 +85,7 @@ RATE_FROM_SCRATCH = 5e-4
 class OptimizerConfig(Config):
     """Optimizer: how weights change."""
 
+    # The learning rate, from warm-up to the last step
     learning_rate: float | None = option(
         None,
         help=(
@@ -109,6 +110,7 @@ class OptimizerConfig(Config):
             " constant."
         ),
     )
+    # Each step
     weight_decay: float = option(
         0.0, help="Weight decay, of all trained weights but biases and norms.", ge=0
     )
@@ -153,6 +155,7 @@ class LoraConfig(Config):
 class CheckpointConfig(Config):
     """Checkpoints: what is kept of training, and where its figures go."""
 
+    # What is kept
     save_steps: int = option(
         20, help="Steps between checkpoints; a killed run resumes from the latest.", ge=1
     )
@@ -162,6 +165,7 @@ class CheckpointConfig(Config):
         ge=1,
         identity=False,
     )
+    # What is told
     report_to: tuple[Tracker, ...] = option(
         (), help="Also log to tensorboard, wandb or trackio (repeat the flag)."
     )

@@ -59,6 +59,7 @@ class TinyConfig(Config):
 class SFTConfig(Config):
     """Settings of sft."""
 
+    # Who learns, from which rows
     env: str = option(help=ENV_HELP)
     settings: Any = problem_settings("env")
     role: Literal["reflection", "policy", "plain", "think"] = option(
@@ -86,6 +87,7 @@ class SFTConfig(Config):
         ),
         essential=True,
     )
+    # How long
     max_steps: int = option(
         0,
         help=(
@@ -101,6 +103,7 @@ class SFTConfig(Config):
         ge=0,
         essential=True,
     )
+    # What is measured, and when that ends training
     validate_file: Path | None = option(
         None,
         help="Held-out rows to measure on; default without --max-steps and --epochs: the file of the"
@@ -127,6 +130,7 @@ class SFTConfig(Config):
         " training; 0: none do; default: 5 without --max-steps and --epochs, else 0.",
         ge=0,
     )
+    # A gradient step
     batch_size: int = option(
         16, help="Rows per gradient step, over all processes.", ge=1, essential=True
     )
@@ -156,6 +160,7 @@ class SFTConfig(Config):
             " --batch-size counts such groups."
         ),
     )
+    # Memory, speed and cost
     gradient_checkpointing: bool = option(
         False, help="Save memory by recomputing activations; about a third slower."
     )
@@ -199,11 +204,13 @@ class SFTConfig(Config):
         file = values.get("task_file")
         if not isinstance(file, str | Path):
             return {}
+        # Rows of good episodes alone (…_positive) are of the same role
         path, result = Path(file), {}
         all_rows = path.name.replace("_positive", "")
         for role, file_of_role in FILE_OF_ROLE.items():
             if all_rows == file_of_role:
                 result["role"] = role
+        # The env's folder may be anywhere above
         for folder in path.parts[:-1]:
             if folder in ENVS:
                 result.setdefault("env", folder)

@@ -165,14 +165,13 @@ class ServiceFit:
 
     def save(self) -> None:
         """Save weights and optimizer on the service, and what leads there in `checkpoint-<step>`."""
+        # 1. On the service
         training, step = self.training, self.steps
         path = run_sync(training.adapter.save(f"{self.prefix}-{step}"))
         record = training.record | {"state": path}
-        figures = {
-            name: value
-            for name, value in self.log.get(step, {}).items()
-            if name in (PROBABILITY, LOSS)
-        }
+        log = self.log.get(step, {})
+        figures = {name: log[name] for name in (PROBABILITY, LOSS) if name in log}
+        # 2. Here: what the checkpoint is, how well it does, and where training goes on
         role, answer = training.run.config.role, training.run.rows.answer
         facts = training.run.facts | {"role": role, SERVICE: record, "step": step} | figures
         state = {
@@ -208,12 +207,14 @@ class ServiceFit:
             raise CheckpointError(
                 f"{place} holds no state of sft on a service ({error!r})"
             ) from None
+        # A service that was restarted may know the name, and hold other weights under it
         run_sync(training.adapter.load(path))
         refuse_other_weights(path, probe(training.adapter, training.tokenizer), state["probe"])
         self.checkpoint = place
 
     def best(self) -> int | None:
         """The step of the best measurement, the last of equals; None without one."""
+        # Of equal probabilities, the later step
         ranked = [(row[PROBABILITY], row["step"]) for row in self.measurements]
         return max(ranked)[1] if ranked else None
 
@@ -274,14 +275,13 @@ def fit(training: ServiceTraining, progress: Progress) -> ServiceFit:
                 state.prune(config.checkpoints.keep_checkpoints)
             if stop:
                 raise KeyboardInterrupt
+    # 4. The end: the last checkpoint and the best one stay
     if state.checkpoint.name != f"checkpoint-{state.steps}":
         state.save()
     state.prune(1)
     if state.steps < training.steps:
-        steps, failures = (
-            pluralize(state.steps, "step"),
-            pluralize(config.most_measurements, "measurement"),
-        )
+        steps = pluralize(state.steps, "step")
+        failures = pluralize(config.most_measurements, "measurement")
         progress.news(f"ended after {steps}: no gain on held-out rows in {failures} (--patience)")
     return state
 
@@ -322,6 +322,7 @@ def batch_of(training: ServiceTraining, number: int) -> list[dict[str, Any]]:
     its own.
     """
     config = training.run.config
+    # From the step alone, so that a resumed run goes on with the same rows
     epoch, place = divmod(number, -(-len(training.rows) // config.batch_size))
     order = list(range(len(training.rows)))
     generator(config.run.seed, "sft rows", epoch).shuffle(order)
@@ -373,6 +374,7 @@ def measure(training: ServiceTraining) -> dict[str, float]:
 def has_no_more_gain(state: ServiceFit) -> bool:
     """Whether held-out rows have gained nothing for so long that training ends."""
     patience = state.training.run.config.most_measurements
+    # A service tells no accuracy; a gain is one of the probability
     measurements = [{**row, ACCURACY: 0.0} for row in state.measurements]
     return bool(patience) and since_gain(measurements) >= patience
 
@@ -386,11 +388,12 @@ def plan(run: SFTRun) -> Report:
     base = ServiceBase.of(run.start.text)
     encoded = encode_for(config, rows.source, rows.training, base, prompt_loss=config.prompt_loss)
     steps = gradient_steps(config, len(encoded))
+    # Batches are drawn, so their tokens are known on average
     mean = sum(map(row_length, encoded)) / len(encoded)
     trained = round(steps * config.batch_size * mean)
     held_out = sum(map(row_length, encode_for(config, rows.held_out_source, rows.held_out, base)))
-    measurements = (
-        min(steps, MEASUREMENTS) if not config.validate_steps else steps // config.validate_steps
-    )
+    measurements = min(steps, MEASUREMENTS)
+    if config.validate_steps:
+        measurements = steps // config.validate_steps
     counts = {READ: trained + held_out * measurements, TRAINED: trained}
     return token_plan("sft", config.engine, config.run.results_dir, "steps", steps, counts)
