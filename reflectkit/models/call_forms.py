@@ -43,7 +43,12 @@ NAME = rf"(?P<name>{tools.NAME})"
 
 
 def _tagged(
-    opener: str, head: str, key: str, end: str, tail: str, closer: str
+    opener: str,
+    head: str,
+    key: str,
+    end: str,
+    tail: str,
+    closer: str,
 ) -> Callable[[str], Calls]:
     """Reads calls whose arguments are tags with text, and nothing else.
 
@@ -56,7 +61,11 @@ def _tagged(
     )
     argument = re.compile(rf"\s*{key}{value}{end}", re.DOTALL)
 
-    def past(pattern: re.Pattern[str], text: str, position: int) -> int:
+    def past(
+        pattern: re.Pattern[str],
+        text: str,
+        position: int,
+    ) -> int:
         if end := pattern.match(text, position):
             return end.end()
         rest = text[position:].strip()
@@ -117,7 +126,11 @@ def _python_text(value: object) -> str:
     return str(value) if value is None or isinstance(value, bool) else _text(value)
 
 
-def _function(name: str, arguments: dict[str, Any], number: int) -> str:
+def _function(
+    name: str,
+    arguments: dict[str, Any],
+    number: int,
+) -> str:
     tags = "".join(
         f"<parameter={key}>\n{_python_text(value)}\n</parameter>\n"
         for key, value in arguments.items()
@@ -125,7 +138,11 @@ def _function(name: str, arguments: dict[str, Any], number: int) -> str:
     return f"<tool_call>\n<function={name}>\n{tags}</function>\n</tool_call>"
 
 
-def _arg_key(name: str, arguments: dict[str, Any], number: int) -> str:
+def _arg_key(
+    name: str,
+    arguments: dict[str, Any],
+    number: int,
+) -> str:
     pairs = arguments.items()
     tags = "".join(
         f"<arg_key>{key}</arg_key>\n<arg_value>{_text(value)}</arg_value>\n" for key, value in pairs
@@ -133,7 +150,11 @@ def _arg_key(name: str, arguments: dict[str, Any], number: int) -> str:
     return f"<tool_call>{name}\n{tags}</tool_call>"
 
 
-def _python(name: str, arguments: dict[str, Any], number: int) -> str:
+def _python(
+    name: str,
+    arguments: dict[str, Any],
+    number: int,
+) -> str:
     def literal(value: object) -> str:
         if isinstance(value, str):
             return "'" + _json(value)[1:-1].replace('\\"', '"').replace("'", "\\'") + "'"
@@ -142,7 +163,11 @@ def _python(name: str, arguments: dict[str, Any], number: int) -> str:
     return f"{name}({', '.join(f'{key}={literal(value)}' for key, value in arguments.items())})"
 
 
-def _gemma(name: str, arguments: dict[str, Any], number: int) -> str:
+def _gemma(
+    name: str,
+    arguments: dict[str, Any],
+    number: int,
+) -> str:
     def literal(value: object) -> str:
         if isinstance(value, str):
             return f'<|"|>{value}<|"|>'
@@ -154,7 +179,11 @@ def _gemma(name: str, arguments: dict[str, Any], number: int) -> str:
     return f"<|tool_call>call:{name}{literal(arguments)}<tool_call|>"
 
 
-def _harmony(name: str, arguments: dict[str, Any], number: int) -> str:
+def _harmony(
+    name: str,
+    arguments: dict[str, Any],
+    number: int,
+) -> str:
     header = "<|start|>assistant" if number else ""
     return (
         f"{header} to=functions.{name}<|channel|>commentary"
@@ -162,7 +191,11 @@ def _harmony(name: str, arguments: dict[str, Any], number: int) -> str:
     )
 
 
-def _atem(name: str, arguments: dict[str, Any], number: int) -> str:
+def _atem(
+    name: str,
+    arguments: dict[str, Any],
+    number: int,
+) -> str:
     header = "<|eom|><|start|>assistant" if number else ""
     tags = "".join(
         f'<atem:parameter name="{key}">{_text(value)}</atem:parameter>\n'

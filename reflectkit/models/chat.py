@@ -198,7 +198,13 @@ class Dialogue:
         said = [message.content for message in observation.messages if message.role == "assistant"]
         return (*said, *more) if self._family else ()
 
-    def _kept(self, prompt: str, observation: Observation, comment: str | None, answer: str) -> str:
+    def _kept(
+        self,
+        prompt: str,
+        observation: Observation,
+        comment: str | None,
+        answer: str,
+    ) -> str:
         """How the template renders `prompt` and the model's `answer`, up to the mark at its end; ""
         unless the prompt and all parts of the answer are there.
         """
@@ -253,7 +259,10 @@ class Dialogue:
         return answer.removeprefix(" ") if self.template else answer
 
     def _text(
-        self, observation: Observation, comment: str | None, answer: Message | None = None
+        self,
+        observation: Observation,
+        comment: str | None,
+        answer: Message | None = None,
     ) -> str:
         """The prompt, or the conversation up to the model's `answer`."""
         # 1. The messages, with the comment at the end of the last one that is not the model's
@@ -378,7 +387,11 @@ class Dialogue:
         return sided
 
     def _probe(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, answered: bool = False
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        *,
+        answered: bool = False,
     ) -> str:
         """See `_render`; "" if the template rejects the messages."""
         try:
@@ -522,7 +535,11 @@ def _neutral_json(value: Any, marks: re.Pattern[str]) -> Any:
     return [_neutral_json(inner, marks) for inner in value] if isinstance(value, list) else value
 
 
-def _keep(memo: OrderedDict[Key, Value], key: Key, value: Value) -> None:
+def _keep(
+    memo: OrderedDict[Key, Value],
+    key: Key,
+    value: Value,
+) -> None:
     """Put an entry into `memo`, which stays bounded."""
     memo[key] = value
     memo.move_to_end(key)

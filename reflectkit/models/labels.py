@@ -153,7 +153,11 @@ def prompt_ids(tokenizer: Any, text: str) -> list[int]:
     return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
 
 
-def check_embedded(tokenizer: Any, token_ids: Iterable[int], vocabulary: int) -> None:
+def check_embedded(
+    tokenizer: Any,
+    token_ids: Iterable[int],
+    vocabulary: int,
+) -> None:
     """Raises CheckpointError for a token that the model cannot read. vocabulary: how many tokens it
     has embeddings for.
 
@@ -220,7 +224,11 @@ def option_ids(tokenizer: Any, choices: tuple[str, ...]) -> tuple[Path, ...]:
     return paths
 
 
-def choice_ids(tokenizer: Any, choices: tuple[str, ...], form: str) -> tuple[Path, ...]:
+def choice_ids(
+    tokenizer: Any,
+    choices: tuple[str, ...],
+    form: str,
+) -> tuple[Path, ...]:
     """The tokens of the answer for each of `choices`; form: see `types.Answer`. Raises
     CheckpointError, ConfigError.
     """

@@ -233,7 +233,12 @@ def _trained_tokens(config: Any) -> list[int]:
 
 
 def with_adapter(
-    player: LoadedModel, rank: int, alpha: int, seed: int, dropout: float = 0.0, targets: str = ""
+    player: LoadedModel,
+    rank: int,
+    alpha: int,
+    seed: int,
+    dropout: float = 0.0,
+    targets: str = "",
 ) -> LoadedModel:
     """`player` with a new LoRA adapter, which alone is trained (arXiv 2106.09685).
 
@@ -415,7 +420,11 @@ def starting_player(
     return Reference(player, copy=start.model.eval().requires_grad_(False))
 
 
-def _add_adapter(model: Any, folder: str | Path, name: str) -> None:
+def _add_adapter(
+    model: Any,
+    folder: str | Path,
+    name: str,
+) -> None:
     """Add another adapter to `model`, called `name`. Raises CheckpointError."""
     try:
         model.load_adapter(str(folder), adapter_name=name)
@@ -426,7 +435,11 @@ def _add_adapter(model: Any, folder: str | Path, name: str) -> None:
         raise CheckpointError(f"{folder}: cannot load the adapter ({first_line(error)})") from None
 
 
-def _refuse_missing_adapter(model: Any, folder: Path, name: str = POLICY_ADAPTER) -> None:
+def _refuse_missing_adapter(
+    model: Any,
+    folder: Path,
+    name: str = POLICY_ADAPTER,
+) -> None:
     """Raises CheckpointError if the adapter in `folder` lacks tensors of the model's adapter
     `name`.
     """
@@ -524,7 +537,11 @@ def save_player(
 
 
 def export(
-    source: Path, target: Path, dtype: str, card: str, facts: Mapping[str, Any]
+    source: Path,
+    target: Path,
+    dtype: str,
+    card: str,
+    facts: Mapping[str, Any],
 ) -> LoadedModel:
     """Write the model of checkpoint `source` to `target`, its adapter merged into unquantised
     weights of `dtype`.
@@ -621,7 +638,10 @@ def _untie(model: Any) -> None:
 
 
 def _refuse_difference(
-    folder: Path, token_ids: torch.Tensor, expected_TV: torch.Tensor, dtype: str
+    folder: Path,
+    token_ids: torch.Tensor,
+    expected_TV: torch.Tensor,
+    dtype: str,
 ) -> None:
     """Raises CheckpointError if the model in `folder` has other logits than those expected."""
     from transformers import AutoModelForCausalLM

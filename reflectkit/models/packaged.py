@@ -76,7 +76,11 @@ def convert(name: str, folder: Path) -> None:
         ).save_pretrained(staging)
 
 
-def packaged_folder(name: str, data_dir: Path, progress: Progress) -> Path:
+def packaged_folder(
+    name: str,
+    data_dir: Path,
+    progress: Progress,
+) -> Path:
     """The folder of the packaged model `name`, which is converted into `data_dir` first; one
     process at a time converts, and others wait. Raises CheckpointError.
     """

@@ -174,7 +174,13 @@ class ModelRef(FromText):
             return ModelRef(str(packaged_folder(self.text, data_dir, progress)))
         return self.checkpoint(progress)
 
-    def resolve(self, data_dir: Path, progress: Progress, *, reflects: bool = False) -> ModelRef:
+    def resolve(
+        self,
+        data_dir: Path,
+        progress: Progress,
+        *,
+        reflects: bool = False,
+    ) -> ModelRef:
         """`source`, of which it is known that it can be loaded. reflects: a checkpoint in which
         both players learned stands for its reflector. What has no weights stands for itself.
 
@@ -199,7 +205,11 @@ TEACHER = ModelRef("oracle", ModelKind.ORACLE)
 
 
 def resolved(
-    model: ModelRef | None, data_dir: Path, progress: Progress, *, reflects: bool = False
+    model: ModelRef | None,
+    data_dir: Path,
+    progress: Progress,
+    *,
+    reflects: bool = False,
 ) -> ModelRef | None:
     """`ModelRef.resolve`, for a model that may be None."""
     return None if model is None else model.resolve(data_dir, progress, reflects=reflects)

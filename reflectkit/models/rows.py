@@ -55,14 +55,20 @@ size).
 # ------------------------------------------------------------------------------------- the columns
 
 
-def right_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> torch.Tensor:
+def right_pad(
+    rows: Sequence[Sequence[int]],
+    pad_id: int,
+    device: torch.device,
+) -> torch.Tensor:
     """`rows` as one tensor (B, T), padded on the right."""
     width = max(map(len, rows))
     return torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)
 
 
 def left_pad(
-    rows: Sequence[Sequence[int]], pad_id: int, device: torch.device
+    rows: Sequence[Sequence[int]],
+    pad_id: int,
+    device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(input_ids_BT, attention_mask_BT) of `rows`, padded on the left: the last token of each is in
     the last column.
@@ -94,7 +100,11 @@ class Row:
 
 
 def pass_arguments(
-    rows: Sequence[Row], pad_id: int, device: torch.device, *, left: bool = False
+    rows: Sequence[Row],
+    pad_id: int,
+    device: torch.device,
+    *,
+    left: bool = False,
 ) -> dict[str, torch.Tensor]:
     """The model's arguments that read `rows` in one pass: input ids, and where they are needed a
     mask and positions.
@@ -130,7 +140,9 @@ def pass_arguments(
 
 
 def _branch_arguments(
-    rows: Sequence[Row], pad_id: int, device: torch.device
+    rows: Sequence[Row],
+    pad_id: int,
+    device: torch.device,
 ) -> dict[str, torch.Tensor]:
     """As `pass_arguments`, with a mask (B, 1, T, P + T) that hides each branch from the others."""
     # 1. Tokens, the branch of each, and positions: each branch continues the stem
@@ -196,7 +208,10 @@ class GrowingLayer(DynamicLayer):
     values: torch.Tensor
 
     def __init__(
-        self, keys: torch.Tensor | None = None, values: torch.Tensor | None = None, room: int = 0
+        self,
+        keys: torch.Tensor | None = None,
+        values: torch.Tensor | None = None,
+        room: int = 0,
     ) -> None:
         super().__init__()
         self.room = room
@@ -208,7 +223,11 @@ class GrowingLayer(DynamicLayer):
 
     @override
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add the keys and values of new tokens; those of all tokens."""
         if not self.room:
@@ -242,7 +261,11 @@ class GrowingLayer(DynamicLayer):
         self.values = _stacked(self.values, other.values, columns)
 
 
-def _stacked(first: torch.Tensor, second: torch.Tensor, columns: int) -> torch.Tensor:
+def _stacked(
+    first: torch.Tensor,
+    second: torch.Tensor,
+    columns: int,
+) -> torch.Tensor:
     """The rows of both (B, heads, T, size), padded on the left to so many columns."""
     parts = []
     for part in (first, second):
@@ -455,7 +478,12 @@ def plan_tree(
     return plan
 
 
-def _read_together(plan: Plan, widest: Chunk, chunk: Chunk, at_ends: bool) -> bool:
+def _read_together(
+    plan: Plan,
+    widest: Chunk,
+    chunk: Chunk,
+    at_ends: bool,
+) -> bool:
     """Whether `chunk` goes into the pass of the longer chunk `widest`: it has at least half as many
     tokens, or both have few. After a state of linear attention there can be no padding.
     """
@@ -564,7 +592,11 @@ def read(
     return reading
 
 
-def _fit_side_by_side(trunk: Any, prefixes: Sequence[Prefix], tokens: int) -> bool:
+def _fit_side_by_side(
+    trunk: Any,
+    prefixes: Sequence[Prefix],
+    tokens: int,
+) -> bool:
     """Whether chunks of so many tokens are read as branches in one row: where all follow the same
     tokens, whose states are then not copied for each, and are shorter than these. Only without
     gradients, so that training rounds as ever.
@@ -580,7 +612,12 @@ def _fit_side_by_side(trunk: Any, prefixes: Sequence[Prefix], tokens: int) -> bo
 
 
 def _row_states(
-    cache: Any, prefix: Prefix, span: tuple[int, int, int], states: bool, *, copies: bool
+    cache: Any,
+    prefix: Prefix,
+    span: tuple[int, int, int],
+    states: bool,
+    *,
+    copies: bool,
 ) -> States:
     """What each layer of the cache of a pass holds of one row: the states of its prefix, then those
     in `span`: the line of the pass, and the first and the last column, from the right. copies:

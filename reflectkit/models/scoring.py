@@ -146,7 +146,12 @@ def choice_logprobs(
     return logprobs_BK, hidden_ND[torch.tensor(roots, device=device)]
 
 
-def _plan(model: Any, rows: Sequence[Sequence[int]], prompts: int, share: bool) -> Plan | None:
+def _plan(
+    model: Any,
+    rows: Sequence[Sequence[int]],
+    prompts: int,
+    share: bool,
+) -> Plan | None:
     """How to read `rows`, which begin with so many prompts; None: in one pass, each in whole."""
     bare = model.model if type(model) is Scorer else model
     sampling = not torch.is_grad_enabled()
@@ -173,7 +178,11 @@ def _score_rows(
 
 
 def label_scores(
-    model: Any, prompts: Sequence[Sequence[int]], labels: Sequence[tuple[Path, ...]], *, pad_id: int
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    labels: Sequence[tuple[Path, ...]],
+    *,
+    pad_id: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The score of each label, read alone after its prompt: the logit of its last token, the end
     token, at that token.
@@ -243,7 +252,11 @@ def label_scores(
     return scores_BK, torch.stack([state_of[tuple(prompt)] for prompt in prompts])
 
 
-def _groups(labels: tuple[Path, ...], together: bool, most: int) -> list[tuple[Path, ...]]:
+def _groups(
+    labels: tuple[Path, ...],
+    together: bool,
+    most: int,
+) -> list[tuple[Path, ...]]:
     """`labels` in groups of at most `most` tokens; a longer label is alone. All in one where they
     are rows anyway.
     """
@@ -467,7 +480,9 @@ def reads_branches(model: Any) -> bool:
 
 
 def _rows_and_nodes(
-    prompts: Sequence[Sequence[int]], tries: Sequence[Trie], together: bool
+    prompts: Sequence[Sequence[int]],
+    tries: Sequence[Trie],
+    together: bool,
 ) -> tuple[list[Row], list[tuple[int, int]]]:
     """(rows, the row and place of every node). together: each prompt and the chains of its labels
     are one row, with the chains as branches; else each chain is the end of a row.
@@ -490,7 +505,9 @@ def _rows_and_nodes(
 
 
 def along_paths(
-    logprobs_NC: torch.Tensor, tries: Sequence[Trie], roots: Sequence[int]
+    logprobs_NC: torch.Tensor,
+    tries: Sequence[Trie],
+    roots: Sequence[int],
 ) -> torch.Tensor:
     """logprobs_BK of the labels: the sums of logprobs_NC along their paths; -inf where a row has
     fewer than K. roots: the index of each row's root among the nodes of all rows.
@@ -514,7 +531,9 @@ def along_paths(
 
 
 def head_logits(
-    model: Any, hidden_ND: torch.Tensor, label_ids_NK: torch.Tensor | None
+    model: Any,
+    hidden_ND: torch.Tensor,
+    label_ids_NK: torch.Tensor | None,
 ) -> torch.Tensor:
     """Logits of the labels (N, K), or of the whole vocabulary (N, V).
 

@@ -43,7 +43,10 @@ VOCABULARY = 640  # 256 bytes, 2 special tokens, and enough merges for the few w
 
 
 def build_tokenizer(
-    texts: Iterable[str], labels: Iterable[str], vocabulary: int = VOCABULARY, pattern: str = ""
+    texts: Iterable[str],
+    labels: Iterable[str],
+    vocabulary: int = VOCABULARY,
+    pattern: str = "",
 ) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of `vocabulary` entries trained on `texts`; each of `labels` (with
     its leading space) is one token.
@@ -165,7 +168,10 @@ SCORING_LAYERS = 4
 
 
 def build_relative(
-    tokenizer: PreTrainedTokenizerFast, context: int, seed: int, layers: int = LAYERS
+    tokenizer: PreTrainedTokenizerFast,
+    context: int,
+    seed: int,
+    layers: int = LAYERS,
 ) -> PreTrainedModel:
     """A fresh Qwen3 for `tokenizer` that reads up to `context` tokens: 4 heads, relative positions.
 

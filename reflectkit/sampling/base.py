@@ -182,7 +182,11 @@ class Backend:
     """Whether another process samples, and can do so while this one learns."""
 
 
-def draw(label_logprobs: Sequence[float], temperature: float, seed: int) -> int:
+def draw(
+    label_logprobs: Sequence[float],
+    temperature: float,
+    seed: int,
+) -> int:
     """Index of the label at the seed's place in the cumulative distribution; of the likeliest at
     temperature 0.
     """
@@ -194,7 +198,11 @@ def draw(label_logprobs: Sequence[float], temperature: float, seed: int) -> int:
     return min(place, len(label_logprobs) - 1)
 
 
-def draw_label(request: SampleRequest, logprobs: tuple[float, ...], version: int) -> SampleOutput:
+def draw_label(
+    request: SampleRequest,
+    logprobs: tuple[float, ...],
+    version: int,
+) -> SampleOutput:
     """The label that `request` draws, given the log-probabilities of all."""
     # Truncation changes what is drawn, not what is recorded of all labels
     allowed = logprobs
@@ -265,7 +273,10 @@ class ScoreMemo:
         self._rows: dict[tuple[tuple[LabelPath, ...], bytes, Hashable], tuple[float, ...]] = {}
 
     def get(
-        self, labels: tuple[LabelPath, ...], prompt: Sequence[int], kind: Hashable
+        self,
+        labels: tuple[LabelPath, ...],
+        prompt: Sequence[int],
+        kind: Hashable,
     ) -> tuple[float, ...] | None:
         """The log-probabilities that were kept, if any."""
         return self._rows.get((labels, array("i", prompt).tobytes(), kind))

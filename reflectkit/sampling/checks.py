@@ -35,7 +35,9 @@ server.
 
 
 def disagreement(
-    difference_N: torch.Tensor, temperature: float = 1.0, lengths: Sequence[int] = ()
+    difference_N: torch.Tensor,
+    temperature: float = 1.0,
+    lengths: Sequence[int] = (),
 ) -> str:
     """Which limit the differences exceed, with the figure; "" if none. The limit of a mean over N
     tokens is 1 + 2 / √N times as large. temperature: of the log-probabilities; a lower one enlarges
@@ -107,7 +109,13 @@ def scores(values: Mapping[int, Any], url: str) -> dict[int, float]:
     return result
 
 
-def text(drawn: Drawn, stop_ids: frozenset[int], limit: int, vocabulary: int, url: str) -> Drawn:
+def text(
+    drawn: Drawn,
+    stop_ids: frozenset[int],
+    limit: int,
+    vocabulary: int,
+    url: str,
+) -> Drawn:
     """`drawn`. Raises ConfigError unless it is a text of at most `limit` tokens, each of the
     `vocabulary` (its size) and with the log-probability of a token that can be drawn, and ends
     where a stop token does.
@@ -130,7 +138,11 @@ def text(drawn: Drawn, stop_ids: frozenset[int], limit: int, vocabulary: int, ur
     )
 
 
-def rows(read: Sequence[Sequence[int]], logprobs: Sequence[Sequence[Any]], url: str) -> None:
+def rows(
+    read: Sequence[Sequence[int]],
+    logprobs: Sequence[Sequence[Any]],
+    url: str,
+) -> None:
     """Raises ConfigError unless each row that was `read` has a log-probability for each of its
     tokens but the first.
     """
@@ -145,7 +157,11 @@ def rows(read: Sequence[Sequence[int]], logprobs: Sequence[Sequence[Any]], url: 
             _logprob(value, FLOOR, url)
 
 
-def _logprob(value: Any, least: float, url: str) -> float:
+def _logprob(
+    value: Any,
+    least: float,
+    url: str,
+) -> float:
     """A JSON value as a log-probability. Raises ConfigError if it is not a number from `least` to
     0.
     """

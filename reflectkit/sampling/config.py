@@ -40,7 +40,9 @@ def open_local(opening: Opening, settings: object = None) -> Sampler:
 
 
 def _on_service(
-    checkpoint: str, role: str, engine: PlayerEngineConfig | None = None
+    checkpoint: str,
+    role: str,
+    engine: PlayerEngineConfig | None = None,
 ) -> Sampler | None:
     """The sampler of a model whose weights are on a training service; None for others."""
     has_engine = engine is not None and engine.name

@@ -104,7 +104,12 @@ class PrefixCache:
                 self._prompts.move_to_end(best.prompt.tokens)
         return best
 
-    def keep(self, prompt: CachedPrompt, prefix: Prefix, whole: bool = False) -> None:
+    def keep(
+        self,
+        prompt: CachedPrompt,
+        prefix: Prefix,
+        whole: bool = False,
+    ) -> None:
         """Cache a prompt that was read after `prefix`, which it replaces if it continues from its
         end. whole: see `longest`; then another prompt may need the prefix.
         """
@@ -140,7 +145,10 @@ class PrefixCache:
 
 @torch.no_grad()
 def read_prompts(
-    model: Any, prompts: Sequence[Sequence[int]], pad_id: int, cached: PrefixCache
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    pad_id: int,
+    cached: PrefixCache,
 ) -> tuple[list[CachedPrompt], torch.Tensor]:
     """(what was read of each prompt, logits_BV after it). Only the tokens after cached prefixes are
     read, and what several of the prompts begin with is read once. Long prompts are cached.
@@ -188,7 +196,11 @@ def empty_cache(model: Any) -> DynamicCache | None:
     return build_cache(config, [Prefix()], room=ROOM)
 
 
-def drop_rows(cache: Any, rows_B: torch.Tensor, columns: int) -> None:
+def drop_rows(
+    cache: Any,
+    rows_B: torch.Tensor,
+    columns: int,
+) -> None:
     """Keep rows_B of a movable cache, without its first `columns`."""
     for layer in cache.layers:
         if isinstance(layer, GrowingLayer):
@@ -373,7 +385,12 @@ class _Rows:
 class _Reader:
     """Runs the model: over new prompts, and over one more token of each row."""
 
-    def __init__(self, model: Any, pad_id: int, prefix_cache: PrefixCache | None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        pad_id: int,
+        prefix_cache: PrefixCache | None,
+    ) -> None:
         self.model, self.pad_id, self.prefix_cache = model, pad_id, prefix_cache
         self.device = next(model.parameters()).device
         self.takes_positions = takes_positions(model)
@@ -406,7 +423,11 @@ class _Reader:
         return logits_BV
 
     def _forward(
-        self, input_ids: torch.Tensor, mask_BT: torch.Tensor, positions: torch.Tensor, cache: Any
+        self,
+        input_ids: torch.Tensor,
+        mask_BT: torch.Tensor,
+        positions: torch.Tensor,
+        cache: Any,
     ) -> tuple[Any, torch.Tensor]:
         """(cache, logits_BV of the last column). Left padding is harmless with a mask and
         positions.

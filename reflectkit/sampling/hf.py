@@ -197,7 +197,12 @@ class LocalSampler:
             raise CheckpointError(DAMAGED)
         return tuple(logprobs_K.tolist())
 
-    def _score_batch(self, keys: Sequence[Key], temperature: float, share_prefixes: bool) -> None:
+    def _score_batch(
+        self,
+        keys: Sequence[Key],
+        temperature: float,
+        share_prefixes: bool,
+    ) -> None:
         share = self.team.share(keys) if self.team else keys
         part = share or keys[:1]  # all processes must make the pass
         prompts = [prompt for _, prompt, _ in part]

@@ -119,7 +119,12 @@ class InferenceServer(ABC):
         """
 
     @abstractmethod
-    async def write(self, weights: Weights, request: SampleRequest, limit: int) -> Drawn:
+    async def write(
+        self,
+        weights: Weights,
+        request: SampleRequest,
+        limit: int,
+    ) -> Drawn:
         """A text of at most `limit` tokens. Raises CheckpointError without log-probabilities,
         LostWeightsError.
         """
@@ -260,7 +265,12 @@ class Vllm(InferenceServer):
         except (TypeError, KeyError, IndexError):
             raise self.no_logprobs("vLLM 0.32 returns those of `logprob_token_ids`") from None
 
-    async def write(self, weights: Weights, request: SampleRequest, limit: int) -> Drawn:
+    async def write(
+        self,
+        weights: Weights,
+        request: SampleRequest,
+        limit: int,
+    ) -> Drawn:
         """See `InferenceServer`."""
         # The model's own end ends a text only where it is one of the stop tokens
         parameters = {
@@ -290,7 +300,10 @@ class Vllm(InferenceServer):
                 raise self.not_loaded(weights, error) from None
 
     async def _complete(
-        self, weights: Weights, prompt: Sequence[int], parameters: Mapping[str, Any]
+        self,
+        weights: Weights,
+        prompt: Sequence[int],
+        parameters: Mapping[str, Any],
     ) -> Any:
         """The only choice of a completion."""
         # One choice, with the ids of its tokens
@@ -371,7 +384,12 @@ class Sglang(InferenceServer):
         except (TypeError, KeyError, IndexError):
             raise self.no_logprobs("SGLang returns those of `token_ids_logprob`") from None
 
-    async def write(self, weights: Weights, request: SampleRequest, limit: int) -> Drawn:
+    async def write(
+        self,
+        weights: Weights,
+        request: SampleRequest,
+        limit: int,
+    ) -> Drawn:
         """See `InferenceServer`. The seed of the draw is the server's."""
         parameters = {
             "max_new_tokens": limit,

@@ -444,7 +444,10 @@ class ServerSampler:
         return SampleOutput(text.token_ids, text.logprobs, version=version)
 
     async def _text(
-        self, weights: Weights, request: SampleRequest, limit: int
+        self,
+        weights: Weights,
+        request: SampleRequest,
+        limit: int,
     ) -> tuple[Drawn, int]:
         """(a text of at most `limit` tokens, and of what the context has room for; version of the
         weights).
@@ -518,7 +521,9 @@ class ServerSampler:
 
 
 def normalised(
-    values: Sequence[float], temperature: float, url: str = "the server"
+    values: Sequence[float],
+    temperature: float,
+    url: str = "the server",
 ) -> tuple[float, ...]:
     """Log-probabilities of what `values` are the logits of, up to a constant, at `temperature`.
     Raises CheckpointError if one is not a number.
@@ -537,7 +542,12 @@ def normalised(
     return tuple(value - total for value in scaled)
 
 
-def open_server(kind: str, url: str, opening: Opening, settings: ServerSettings) -> ServerSampler:
+def open_server(
+    kind: str,
+    url: str,
+    opening: Opening,
+    settings: ServerSettings,
+) -> ServerSampler:
     """A sampler of the model that `url` serves, checked before anything is sampled.
 
     Raises CheckpointError: the policy's folder is not usable. ConfigError, GoneError: the server is

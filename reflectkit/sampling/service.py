@@ -131,7 +131,9 @@ class RememberingAdapter(WrappedAdapter):
 
 
 def open_service(
-    name: str, settings: ServiceAccess, notify: Callable[[str], None] = lambda text: None
+    name: str,
+    settings: ServiceAccess,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> TrainingService:
     """The service called `name`. notify: called with a line of text when it is silent for long.
     Raises ConfigError if its client is not installed, and GoneError if it is away.
@@ -196,7 +198,12 @@ LARGEST = 8 * 2**30
 """Bytes of an archive's file that are read at most."""
 
 
-def unpack(archive: bytes, base: str, folder: FilePath, url: str) -> None:
+def unpack(
+    archive: bytes,
+    base: str,
+    folder: FilePath,
+    url: str,
+) -> None:
     """Write the adapter in `archive` to `folder`, as one of `base`. Raises ConfigError if it is
     none.
     """
@@ -262,7 +269,11 @@ class ServiceSampler:
     """
 
     def __init__(
-        self, adapter: ServiceAdapter, base: ServiceBase, role: str | None, url: str
+        self,
+        adapter: ServiceAdapter,
+        base: ServiceBase,
+        role: str | None,
+        url: str,
     ) -> None:
         self.adapter, self.tokenizer, self.role, self.url = adapter, base.tokenizer, role, url
         self.context, self.vocabulary = base.context, base.vocabulary
@@ -390,7 +401,11 @@ class ServiceSampler:
 
 
 async def loaded(
-    service: TrainingService, base: str, rank: int, seed: int, state: str | None
+    service: TrainingService,
+    base: str,
+    rank: int,
+    seed: int,
+    state: str | None,
 ) -> ServiceAdapter:
     """An adapter on `base` with the weights that were saved at `state`, or new ones."""
     adapter = await service.adapter(base, rank, seed)
@@ -399,7 +414,12 @@ async def loaded(
     return adapter
 
 
-def sampler_of(adapter: ServiceAdapter, source: str, role: str | None, url: str) -> ServiceSampler:
+def sampler_of(
+    adapter: ServiceAdapter,
+    source: str,
+    role: str | None,
+    url: str,
+) -> ServiceSampler:
     """The sampler of `adapter`, whose tokenizer and config are those of `source`, a folder or a hub
     id.
     """
@@ -443,7 +463,9 @@ def saved_on(
 
 
 def open_saved(
-    checkpoint: str, role: str, engine: PlayerEngineConfig | None = None
+    checkpoint: str,
+    role: str,
+    engine: PlayerEngineConfig | None = None,
 ) -> ServiceSampler | None:
     """The sampler of a checkpoint whose weights are on a training service, or of a base of the
     service `engine`; None for other models.
@@ -474,7 +496,12 @@ def open_saved(
     return sampler_of(adapter, checkpoint, check_role(checkpoint, role), service.url)
 
 
-def base_on_service(names: Sequence[str], wanted: str, given: str, url: str) -> str:
+def base_on_service(
+    names: Sequence[str],
+    wanted: str,
+    given: str,
+    url: str,
+) -> str:
     """The name on the service of the base `wanted`, a folder or a hub id. given: --service-model.
 
     Raises ConfigError.

@@ -103,7 +103,12 @@ class TrainingService(Protocol):
         """The names of its bases."""
         ...
 
-    async def adapter(self, base: str, rank: int, seed: int) -> ServiceAdapter:
+    async def adapter(
+        self,
+        base: str,
+        rank: int,
+        seed: int,
+    ) -> ServiceAdapter:
         """A new LoRA adapter, with which the base says the same as without."""
         ...
 

@@ -107,7 +107,12 @@ class TinkerService:
         listed = await self.wait(client.get_server_capabilities_async())
         return [model.model_name for model in listed.supported_models]
 
-    async def adapter(self, base: str, rank: int, seed: int) -> ServiceAdapter:
+    async def adapter(
+        self,
+        base: str,
+        rank: int,
+        seed: int,
+    ) -> ServiceAdapter:
         """A new LoRA adapter. Raises ConfigError if the service has no place for it, or not for
         this rank.
         """
@@ -260,7 +265,12 @@ class TinkerAdapter:
     texts; None: made of the present weights when it is needed.
     """
 
-    def __init__(self, service: TinkerService, client: Any, writer: Any = None) -> None:
+    def __init__(
+        self,
+        service: TinkerService,
+        client: Any,
+        writer: Any = None,
+    ) -> None:
         self.service, self.client = service, client
         self.reduction = ""
         """SUM or MEAN; empty until it is measured."""
@@ -486,7 +496,9 @@ class TinkerAdapter:
 
 
 def _datum(
-    row: Sequence[int], logprobs: list[float] | None = None, advantages: list[float] | None = None
+    row: Sequence[int],
+    logprobs: list[float] | None = None,
+    advantages: list[float] | None = None,
 ) -> Any:
     """A row for the client: all tokens but the last are read, and all but the first are predicted."""
     import tinker

@@ -33,7 +33,12 @@ class GoneError(ReflectkitError):
 class RefusedError(ReflectkitError):
     """The server refused a request. status: of HTTP. reason: its message in one line."""
 
-    def __init__(self, url: str, status: int, reason: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        status: int,
+        reason: str,
+    ) -> None:
         super().__init__(f"{url} refused the request ({status}): {reason}")
         self.status, self.reason = status, reason
 
@@ -139,7 +144,11 @@ class Wire:
             await asyncio.sleep(min(pause_s, self.patience_s))
 
     async def _try(
-        self, method: str, path: str, body: Mapping[str, Any] | None, final: tuple[int, ...]
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        final: tuple[int, ...],
     ) -> Any:
         """The answer to one request. Raises _TransientError, RefusedError."""
         # 1. The answer, or why there is none

@@ -35,7 +35,10 @@ def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
 
 
 def generalised_advantages(
-    rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float
+    rewards: Sequence[float],
+    values: Sequence[float],
+    gamma: float,
+    lam: float,
 ) -> list[float]:
     """A_t = delta_t + gamma * lam * A_{t+1}, with delta_t = r_t + gamma * V_{t+1} - V_t (GAE, arXiv
     1506.02438, eq. 16).
@@ -97,7 +100,9 @@ def lone(groups: Sequence[Hashable]) -> frozenset[Hashable]:
 
 
 def group_relative(
-    scores: Sequence[float], groups: Sequence[Hashable], scale: bool
+    scores: Sequence[float],
+    groups: Sequence[Hashable],
+    scale: bool,
 ) -> tuple[list[float], frozenset[Hashable]]:
     """Each score minus its group's mean, divided by the group's standard deviation with `scale`
     (GRPO, arXiv 2402.03300, section 4.1).
@@ -235,7 +240,11 @@ def with_critic(rollouts: Rollouts, lam: float) -> Estimates:
     return Estimates(rollouts.scaled(advantages), targets)
 
 
-def within_groups(rollouts: Rollouts, compared: str, state_weight: float) -> Estimates:
+def within_groups(
+    rollouts: Rollouts,
+    compared: str,
+    state_weight: float,
+) -> Estimates:
     """Group-relative advantages, for rollouts without replayed episodes. The only episode left of a
     group is dropped, also where its steps differ.
 
@@ -285,7 +294,9 @@ def within_groups(rollouts: Rollouts, compared: str, state_weight: float) -> Est
 
 
 def _steps_relative(
-    scores: Numbers, groups: Sequence[Hashable], scale: bool
+    scores: Numbers,
+    groups: Sequence[Hashable],
+    scale: bool,
 ) -> tuple[Numbers, frozenset[Hashable]]:
     """Each step's score relative to those of all steps in its group, given each step's group; and
     groups without spread.

@@ -116,7 +116,11 @@ class RowBuilder:
         )
 
     def write(
-        self, decision: Decision | Comment, advantage: float, target: float, value: float | None
+        self,
+        decision: Decision | Comment,
+        advantage: float,
+        target: float,
+        value: float | None,
     ) -> None:
         """Append the new part of the prompt, masked, and the tokens of `decision`."""
         # 1. Lengths: of the new part of the prompt, of what is trained, and of the rest of a label,

@@ -73,7 +73,11 @@ MAY_DIFFER = {
 
 
 @contextmanager
-def chat_comments(run: RLRun, folder: Path, progress: Progress) -> Iterator[ChatReflector | None]:
+def chat_comments(
+    run: RLRun,
+    folder: Path,
+    progress: Progress,
+) -> Iterator[ChatReflector | None]:
     """The chat model that comments, with its journal in `folder`; None if none does."""
     if run.endpoint is None:
         yield None
@@ -89,7 +93,11 @@ def chat_comments(run: RLRun, folder: Path, progress: Progress) -> Iterator[Chat
 
 
 def resumed_trainer(
-    run: RLRun, current: Run, processes: Processes, progress: Progress, chat: CommentSource | None
+    run: RLRun,
+    current: Run,
+    processes: Processes,
+    progress: Progress,
+    chat: CommentSource | None,
 ) -> Trainer:
     """The trainer: resumed from the latest undamaged checkpoint of run `current`, from
     --resume-from, or at its start.
@@ -405,7 +413,9 @@ def _service_trainer(
 
 
 def _service_reflector(
-    run: RLRun, service: TrainingService, names: Sequence[str]
+    run: RLRun,
+    service: TrainingService,
+    names: Sequence[str],
 ) -> Sampler | None:
     """The sampler of a reflector that is on the service: an adapter that was trained there, or a
     base; else None.
@@ -428,7 +438,9 @@ def _service_reflector(
 
 
 def _tokenised(
-    trajectories: Sequence[Trajectory], agent: TwoPlayerAgent, source: Path
+    trajectories: Sequence[Trajectory],
+    agent: TwoPlayerAgent,
+    source: Path,
 ) -> list[Trajectory]:
     """Recorded decisions with the tokens of the options that were taken. source: their file.
 
@@ -454,7 +466,11 @@ def _tokenised(
 
 
 def _reflector_trainer(
-    run: RLRun, model: LoadedModel, device: str, memory: dict[str, Any], progress: Progress
+    run: RLRun,
+    model: LoadedModel,
+    device: str,
+    memory: dict[str, Any],
+    progress: Progress,
 ) -> ReflectorTrainer:
     """The trainer of the reflector `model`. memory: what its passes may take, as settings of a
     learner.
@@ -486,7 +502,9 @@ def _optimizer_settings(optim: OptimizerConfig, rate: float) -> dict[str, Any]:
 
 
 def _load_models(
-    run: RLRun, place: Path | None, device: str
+    run: RLRun,
+    place: Path | None,
+    device: str,
 ) -> tuple[LoadedModel, LoadedModel | None]:
     """The policy, and the reflector where this process holds it. place: a checkpoint of training."""
     # 1. Where the weights are: at the start in the models that were named, then in the checkpoint
@@ -527,7 +545,11 @@ def _is_frozen(player: LoadedModel) -> bool:
     return player.quantize != "none" and not hasattr(player.model, "peft_config")
 
 
-def plan(run: RLRun, processes: Processes, progress: Progress) -> Report:
+def plan(
+    run: RLRun,
+    processes: Processes,
+    progress: Progress,
+) -> Report:
     """What training takes in one process, by arithmetic; of a training service, which tokens."""
     config = run.config
     if config.engine.remote:

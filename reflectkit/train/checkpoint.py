@@ -176,7 +176,9 @@ def restore(checkpoint: Path, trainer: Trainer) -> None:
 
 
 def check_settings(
-    checkpoint: Path, settings: Mapping[str, Any], free: Collection[str] = ()
+    checkpoint: Path,
+    settings: Mapping[str, Any],
+    free: Collection[str] = (),
 ) -> None:
     """Raises OtherSettingsError, naming the differences, if `checkpoint` was made with other
     settings than these.

@@ -39,7 +39,11 @@ class Critic(nn.Module):
     """Whether both are known."""
 
     def __init__(
-        self, player: LoadedModel, head: str = "linear", trunk: str = "detached", seed: int = 0
+        self,
+        player: LoadedModel,
+        head: str = "linear",
+        trunk: str = "detached",
+        seed: int = 0,
     ) -> None:
         super().__init__()
         width = player.model.config.get_text_config().hidden_size

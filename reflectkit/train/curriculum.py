@@ -64,7 +64,12 @@ class Curriculum:
         self.rates = [*self.rates, success_rate][-WINDOW:]
 
 
-def draw(level: Level, step: int, count: int, seed: int) -> list[Task]:
+def draw(
+    level: Level,
+    step: int,
+    count: int,
+    seed: int,
+) -> list[Task]:
     """The `count` problems of `step`, from a shuffled deck; the next one follows whenever it is
     used up.
     """

@@ -26,7 +26,12 @@ OUTCOMES = "held_out.json"
 BEFORE, AFTER, RANDOM = "before", "after", "random"
 
 
-def measure(level: Level, player: str, folder: Path, trainer: Trainer) -> None:
+def measure(
+    level: Level,
+    player: str,
+    folder: Path,
+    trainer: Trainer,
+) -> None:
     """Play `level` greedily and add the outcomes of `player`, BEFORE or AFTER, to the file; the
     first time also those of a random player, where actions are choices.
     """
@@ -59,7 +64,13 @@ def _outcome(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def table(
-    folder: Path, level: Level, env: str, steps: int, source: str, *, is_held_out: bool
+    folder: Path,
+    level: Level,
+    env: str,
+    steps: int,
+    source: str,
+    *,
+    is_held_out: bool,
 ) -> tuple[Table, dict[str, Any]]:
     """What training did to success on the problems of `level`, and to the return where that differs
     from success; to the return alone where the env does not report success.

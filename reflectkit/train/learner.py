@@ -161,7 +161,10 @@ class Learner(ABC):
 
     @abstractmethod
     def update(
-        self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0
+        self,
+        samples: Sequence[Sample],
+        generator: random.Random,
+        rate: float = 1.0,
     ) -> LossOutput:
         """Learn from `samples`; `generator` shuffles them. rate: the schedule's factor for the
         learning rates, 0 … 1.
@@ -226,7 +229,10 @@ class PolicyLearner(Learner):
     critic: Critic | None = None
 
     def __init__(
-        self, settings: Settings, processes: Processes | None, notify: Callable[[str], None]
+        self,
+        settings: Settings,
+        processes: Processes | None,
+        notify: Callable[[str], None],
     ) -> None:
         self.settings, self.notify = settings, notify
         self.processes = processes or Processes()
@@ -239,7 +245,10 @@ class PolicyLearner(Learner):
 
     @override
     def update(
-        self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0
+        self,
+        samples: Sequence[Sample],
+        generator: random.Random,
+        rate: float = 1.0,
     ) -> LossOutput:
         """Learn from `samples`; `generator` shuffles them into minibatches. Returns the mean of
         each figure over the steps.
@@ -287,7 +296,10 @@ class PolicyLearner(Learner):
 
     @abstractmethod
     def _step(
-        self, samples: Sequence[Sample], minibatch: Sequence[Unit], may_stop: bool
+        self,
+        samples: Sequence[Sample],
+        minibatch: Sequence[Unit],
+        may_stop: bool,
     ) -> dict[str, float] | None:
         """One gradient step on a minibatch; None, without a step, if the policy has moved too far.
 
@@ -655,7 +667,10 @@ class LocalLearner(PolicyLearner):
 
     @override
     def _step(
-        self, samples: Sequence[Sample], minibatch: Sequence[Unit], may_stop: bool
+        self,
+        samples: Sequence[Sample],
+        minibatch: Sequence[Unit],
+        may_stop: bool,
     ) -> dict[str, float] | None:
         # 1. How the minibatch is read; the update's first one decides
         if not may_stop:
@@ -817,7 +832,12 @@ class LocalLearner(PolicyLearner):
         )
         return (apart_N * share_N).sum()
 
-    def _score(self, model: Any, samples: Sequence[Sample], micro: Sequence[Unit]) -> Scored:
+    def _score(
+        self,
+        model: Any,
+        samples: Sequence[Sample],
+        micro: Sequence[Unit],
+    ) -> Scored:
         return score(
             model,
             samples,

@@ -114,7 +114,11 @@ class Callback:
 
 
 def fit(
-    run: RLRun, trainer: Trainer, folder: Path, callbacks: Sequence[Callback], progress: Progress
+    run: RLRun,
+    trainer: Trainer,
+    folder: Path,
+    callbacks: Sequence[Callback],
+    progress: Progress,
 ) -> Fit:
     """Make the remaining updates.
 

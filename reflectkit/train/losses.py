@@ -98,7 +98,11 @@ def kl_estimate(
 
 
 def on_policy_enough(
-    change_N: torch.Tensor, advantage_N: torch.Tensor, row_N: torch.Tensor, kind: str, limit: float
+    change_N: torch.Tensor,
+    advantage_N: torch.Tensor,
+    row_N: torch.Tensor,
+    kind: str,
+    limit: float,
 ) -> torch.Tensor:
     """Which tokens may be learned from, given how far the policy has moved from their sampler (N,
     bool).
@@ -123,7 +127,11 @@ def on_policy_enough(
     return (advantage_N >= 0) | (-sums_B / lengths_B.clamp(min=1) <= bound)[row_N]
 
 
-def divergence(student_NK: torch.Tensor, teacher_NK: torch.Tensor, kind: str) -> torch.Tensor:
+def divergence(
+    student_NK: torch.Tensor,
+    teacher_NK: torch.Tensor,
+    kind: str,
+) -> torch.Tensor:
     """How far each of the N distributions of the student is from its teacher's, in nats (N).
 
     student_NK, teacher_NK: log-probabilities; -inf for what is no choice. kind: "forward",
@@ -164,7 +172,10 @@ def mismatch(change_N: torch.Tensor) -> dict[str, float]:
 
 
 def value_loss(
-    value_B: torch.Tensor, return_B: torch.Tensor, old_value_B: torch.Tensor, clip: float
+    value_B: torch.Tensor,
+    return_B: torch.Tensor,
+    old_value_B: torch.Tensor,
+    clip: float,
 ) -> torch.Tensor:
     """Half the critic's squared error. With `clip` > 0, the larger of it and the error of the value
     clipped to within `clip` of its value at sampling, in units of reward (as in OpenAI Baselines'

@@ -147,7 +147,12 @@ class MeteredService:
         """See `TrainingService`."""
         return await self.service.models()
 
-    async def adapter(self, base: str, rank: int, seed: int) -> ServiceAdapter:
+    async def adapter(
+        self,
+        base: str,
+        rank: int,
+        seed: int,
+    ) -> ServiceAdapter:
         """See `TrainingService`."""
         return MeteredAdapter(await self.service.adapter(base, rank, seed), self.meter)
 

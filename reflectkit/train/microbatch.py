@@ -71,7 +71,9 @@ class Scored:
 
 
 def units(
-    samples: Sequence[Sample], branched: bool = False, separately: bool = False
+    samples: Sequence[Sample],
+    branched: bool = False,
+    separately: bool = False,
 ) -> list[Unit]:
     """The units of `samples`, in order of first occurrence. branched, separately: see `Unit`."""
     members: dict[tuple[Any, ...], list[int]] = {}
@@ -145,7 +147,11 @@ def _packed_by_prompt(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]
     return batches
 
 
-def saves(model: Any, parts: Sequence[Unit], max_tokens: int) -> bool:
+def saves(
+    model: Any,
+    parts: Sequence[Unit],
+    max_tokens: int,
+) -> bool:
     """Whether reading `parts` as trees is faster, in micro-batches of `max_tokens`: never on a GPU.
 
     A large model must save more than PASS tokens, padding included, for each pass that trees add. A

@@ -51,7 +51,10 @@ class Novelty:
         return self.weight * max(0.0, 1 - step / (FADES_OVER * steps))
 
     def added_to(
-        self, estimates: Estimates, fresh: Sequence[Trajectory], weight: float
+        self,
+        estimates: Estimates,
+        fresh: Sequence[Trajectory],
+        weight: float,
     ) -> Estimates:
         """`estimates` with the advantages of the novelty of `fresh`, which they begin with, times
         `weight`.

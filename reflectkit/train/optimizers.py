@@ -120,7 +120,9 @@ class CopyingAdamW(torch.optim.AdamW):
 
 
 def new_optimizer(
-    weights: Iterable[nn.Parameter], rate: float, decay: float
+    weights: Iterable[nn.Parameter],
+    rate: float,
+    decay: float,
 ) -> torch.optim.Optimizer:
     """AdamW over `weights`, of which those that decay must come first.
 
@@ -180,7 +182,13 @@ class Replicated:
     """
 
     def __init__(
-        self, model: nn.Module, processes: Processes, *, rate: float, max_norm: float, decay: float
+        self,
+        model: nn.Module,
+        processes: Processes,
+        *,
+        rate: float,
+        max_norm: float,
+        decay: float,
     ) -> None:
         self.model, self.processes, self.rate, self.max_norm = model, processes, rate, max_norm
         trained = [
@@ -248,7 +256,12 @@ class Replicated:
 class Fsdp2(Replicated):
     """Every process holds a shard of everything, as DTensors."""
 
-    def __init__(self, model: nn.Module, processes: Processes, **settings: Any) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        processes: Processes,
+        **settings: Any,
+    ) -> None:
         super().__init__(model, processes, **settings)
         self.scorer, self.optimizer = processes.accelerator.prepare(self.scorer, self.optimizer)
         parts = dict(self.scorer.named_parameters())
@@ -302,7 +315,11 @@ class Fsdp2(Replicated):
         }
 
 
-def make_optimizer(model: nn.Module, processes: Processes, **settings: Any) -> Replicated:
+def make_optimizer(
+    model: nn.Module,
+    processes: Processes,
+    **settings: Any,
+) -> Replicated:
     """The optimizer for the way in which the processes were started. settings: see `Replicated`."""
     kind = Fsdp2 if processes.sharded else Replicated
     return kind(model, processes, **settings)

@@ -37,7 +37,13 @@ def optimizer_size(weights: Iterable[torch.Tensor]) -> int:
     )
 
 
-def activation_size(model: Any, tokens: int, logits: int, *, recompute: bool) -> int:
+def activation_size(
+    model: Any,
+    tokens: int,
+    logits: int,
+    *,
+    recompute: bool,
+) -> int:
     """Approximate bytes that a forward pass over `tokens` tokens keeps for the backward pass.
     logits: how many of the tokens have logits at once.
 

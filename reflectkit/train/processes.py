@@ -164,7 +164,11 @@ def check_launch(count: int) -> None:
     refuse(count > 1 and "RANK" in os.environ, itself)
 
 
-def launch(stage: str, config: Any, run: Callable[[Any, Progress], Report]) -> Report:
+def launch(
+    stage: str,
+    config: Any,
+    run: Callable[[Any, Progress], Report],
+) -> Report:
     """The report of `stage` with the settings of `config`, in `config.processes` processes. The
     first shows progress.
 
@@ -242,7 +246,11 @@ def launch(stage: str, config: Any, run: Callable[[Any, Progress], Report]) -> R
     return replace(report, skipped=(report.folder / "report.json").stat().st_mtime < start_time)
 
 
-def _failure(place: str, code: int, log: Path) -> Exception:
+def _failure(
+    place: str,
+    code: int,
+    log: Path,
+) -> Exception:
     """The error of a process with this exit code, from what it wrote to standard error.
 
     A ReflectkitError is what the user should see: other processes may only say that one is gone.
@@ -256,7 +264,11 @@ def _failure(place: str, code: int, log: Path) -> Exception:
     return RuntimeError(f"{place} ended with exit code {code}\n{text}")
 
 
-def start_processes(stage: str, device: str, threads: int = 1) -> Processes:
+def start_processes(
+    stage: str,
+    device: str,
+    threads: int = 1,
+) -> Processes:
     """The processes of this launch, or this one alone. Raises ConfigError if `stage` does not
     support the launch.
     """
@@ -291,7 +303,12 @@ def start_processes(stage: str, device: str, threads: int = 1) -> Processes:
     return Processes(accelerator)
 
 
-def refuse_shared_gpus(environment: Mapping[str, str], gpus: int, *, over_nccl: bool) -> None:
+def refuse_shared_gpus(
+    environment: Mapping[str, str],
+    gpus: int,
+    *,
+    over_nccl: bool,
+) -> None:
     """Raises ConfigError if processes would share a GPU and cannot: NCCL wants a GPU for each, and
     FSDP2 crashes when it writes a checkpoint, over gloo too.
 
@@ -309,7 +326,11 @@ def refuse_shared_gpus(environment: Mapping[str, str], gpus: int, *, over_nccl: 
 
 
 @contextlib.contextmanager
-def stopped_between(what: str, progress: Progress, wanted: bool) -> Iterator[list[int]]:
+def stopped_between(
+    what: str,
+    progress: Progress,
+    wanted: bool,
+) -> Iterator[list[int]]:
     """The first Ctrl-C, SIGTERM or SIGHUP is kept in the list, so that the present step or update
     (`what`) ends and is saved, and takes effect behind the block; a second one does at once. Only
     if `wanted`, in the main thread.
@@ -345,7 +366,11 @@ def stopped_between(what: str, progress: Progress, wanted: bool) -> Iterator[lis
 
 @contextlib.contextmanager
 def shared_run(
-    stage: str, config: Any, inputs: list[Path], processes: Processes, limits: Collection[str] = ()
+    stage: str,
+    config: Any,
+    inputs: list[Path],
+    processes: Processes,
+    limits: Collection[str] = (),
 ) -> Iterator[Run]:
     """The run, which the first process opens and locks; the others get its folder. limits: see
     `open_run`.

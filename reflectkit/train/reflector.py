@@ -98,7 +98,11 @@ class _Replay:
     """
 
     def __init__(
-        self, agent: TwoPlayerAgent, branches: Sequence[Branch], number: int, temperature: float
+        self,
+        agent: TwoPlayerAgent,
+        branches: Sequence[Branch],
+        number: int,
+        temperature: float,
     ) -> None:
         self.agent, self.number, self.temperature = agent, number, temperature
         self.comments: dict[int, Comment] = {}
@@ -135,7 +139,11 @@ def _confirmed(env: Env, comment: str | None) -> bool | None:
     return teacher.confirms(comment) if comment is not None and teacher.has("confirms") else None
 
 
-def _return_from(trajectory: Trajectory, turn: int, gamma: float) -> float:
+def _return_from(
+    trajectory: Trajectory,
+    turn: int,
+    gamma: float,
+) -> float:
     """The discounted return from `turn` on; if the policy could not act there, what that cost."""
     rewards = [later.reward for later in trajectory.turns[turn:]]
     # The truncation penalty is part of the last turn's reward, or the episode's own before the
@@ -165,7 +173,10 @@ class ReflectorTrainer:
         return step % self.config.every == 0
 
     def learn(
-        self, compared: Sequence[Sequence[Comment]], chance: random.Random, rate: float
+        self,
+        compared: Sequence[Sequence[Comment]],
+        chance: random.Random,
+        rate: float,
     ) -> dict[str, float]:
         """Learn from the comments on each state; `chance` shuffles them. Returns figures named
         `reflector_…`.

@@ -22,7 +22,13 @@ from reflectkit.train.rl_config import RLConfig
 from reflectkit.types import NAMED
 
 
-def report(fit: Fit, current: Run, chat: ChatReflector | None, *, is_held_out: bool) -> Report:
+def report(
+    fit: Fit,
+    current: Run,
+    chat: ChatReflector | None,
+    *,
+    is_held_out: bool,
+) -> Report:
     """The report of a run that has ended; the first process writes it.
 
     chat: the chat model that commented, if one did. is_held_out: whether the held-out problems are
@@ -117,11 +123,19 @@ def has_risen(returns: Sequence[float]) -> bool:
     return fmean(last) - fmean(first) > 2 * error
 
 
-def cost_of_comments(problems: RLProblems, endpoint: Endpoint, progress: Progress) -> Report:
+def cost_of_comments(
+    problems: RLProblems,
+    endpoint: Endpoint,
+    progress: Progress,
+) -> Report:
     """What the comments of a chat model would cost (--dry-run)."""
     config, planned = problems.config, list[PlannedCalls]()
 
-    def plan(level: str, tasks: Sequence[Any], episodes: float) -> None:
+    def plan(
+        level: str,
+        tasks: Sequence[Any],
+        episodes: float,
+    ) -> None:
         planned.append(
             PlannedCalls(str(endpoint), level, tasks[:SAMPLED], episodes, [endpoint], comment_alone)
         )

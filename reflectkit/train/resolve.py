@@ -170,7 +170,10 @@ def resolve_problems(config: RLConfig, progress: Progress) -> RLProblems:
 
 
 def _training_level(
-    problems: Problems, setup: EnvSetup, names: Sequence[str], few: int | None
+    problems: Problems,
+    setup: EnvSetup,
+    names: Sequence[str],
+    few: int | None,
 ) -> Level:
     """The problems of a stage with these levels. few: how many of them; None: all, and then new
     ones.
@@ -189,7 +192,12 @@ def _training_level(
     return Level("+".join(names), tasks, setup.maker(names[-1]), setup.kind.max_concurrency, dealt)
 
 
-def _play_once(setup: EnvSetup, problems: Problems, level: str, seed: int) -> None:
+def _play_once(
+    setup: EnvSetup,
+    problems: Problems,
+    level: str,
+    seed: int,
+) -> None:
     """A random player plays a problem of a user's own environment: what it returns wrongly is
     refused before torch is imported. An env that is in another process, or asks a chat model, is
     not started for this, nor is one in each of several processes.
@@ -201,7 +209,11 @@ def _play_once(setup: EnvSetup, problems: Problems, level: str, seed: int) -> No
     rollout([Episode(task, seed)], setup.maker(level), AnyAction())
 
 
-def resolve(problems: RLProblems, processes: Processes, progress: Progress) -> RLRun:
+def resolve(
+    problems: RLProblems,
+    processes: Processes,
+    progress: Progress,
+) -> RLRun:
     """The run that plays `problems`. A packaged or a tiny model is made first, by one process.
 
     Raises CheckpointError; and ConfigError for settings that do not fit the processes, or prompts
@@ -336,7 +348,11 @@ def _input_files(problems: RLProblems) -> tuple[Path, ...]:
 
 
 def _warnings(
-    env: EnvConfig, policy: ModelRef, reflector: ModelRef | None, *, distills: bool
+    env: EnvConfig,
+    policy: ModelRef,
+    reflector: ModelRef | None,
+    *,
+    distills: bool,
 ) -> Iterable[str]:
     """What the policy and the reflector were trained for, where that is not what they do here.
 

@@ -70,7 +70,11 @@ def probe(adapter: ServiceAdapter, tokenizer: Any) -> list[float]:
     return run_sync(adapter.forward([row]))[0]
 
 
-def refuse_other_weights(path: str, here: Sequence[float], saved: Sequence[float]) -> None:
+def refuse_other_weights(
+    path: str,
+    here: Sequence[float],
+    saved: Sequence[float],
+) -> None:
     """Raises CheckpointError if the weights loaded from `path` have another `probe` than the saved
     ones had.
     """
@@ -153,7 +157,10 @@ class ServiceLearner(PolicyLearner):
 
     @override
     def update(
-        self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0
+        self,
+        samples: Sequence[Sample],
+        generator: random.Random,
+        rate: float = 1.0,
     ) -> LossOutput:
         """See `PolicyLearner.update`; with the most requests that the sampler had in flight, and
         what the service has cost so far, if its prices are known.
@@ -172,7 +179,10 @@ class ServiceLearner(PolicyLearner):
 
     @override
     def _step(
-        self, samples: Sequence[Sample], minibatch: Sequence[Unit], may_stop: bool
+        self,
+        samples: Sequence[Sample],
+        minibatch: Sequence[Unit],
+        may_stop: bool,
     ) -> dict[str, float] | None:
         numbers = [row for unit in minibatch for row in unit.rows]
         here = [samples[number] for number in numbers]

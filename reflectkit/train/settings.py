@@ -32,7 +32,11 @@ def require_trackers(names: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def tracking(names: Sequence[str], folder: Path, settings: Mapping[str, Any]) -> Iterator[Log]:
+def tracking(
+    names: Sequence[str],
+    folder: Path,
+    settings: Mapping[str, Any],
+) -> Iterator[Log]:
     """A function that logs figures to the trackers, in the first process only. Call it after
     accelerate has started.
 

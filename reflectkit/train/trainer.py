@@ -39,7 +39,12 @@ from reflectkit.train.settings import OptimizerConfig
 from reflectkit.types import NAMED, Decision, Sample, Status, Task, Trajectory, reports_success
 
 
-def learning_rate_factor(schedule: str, step: int, steps: int, warmup: int) -> float:
+def learning_rate_factor(
+    schedule: str,
+    step: int,
+    steps: int,
+    warmup: int,
+) -> float:
     """The factor of the peak learning rates in update `step` (0 is the first) of `steps`.
 
     It rises linearly over the first `warmup` updates, none of which has 0. Then it falls to 0 after
@@ -300,7 +305,13 @@ class Trainer:
         if why:
             self._tell_once("cannot be distilled", len(skipped), f"{len(hints)} comments", why)
 
-    def _tell_once(self, what: str, count: int, among: str, why: str) -> None:
+    def _tell_once(
+        self,
+        what: str,
+        count: int,
+        among: str,
+        why: str,
+    ) -> None:
         """Report what happened to `count` of some things, in the first update in which it does."""
         if what not in self._told:
             self._told.add(what)
@@ -403,7 +414,12 @@ class Trainer:
         }
 
     def _play_all(
-        self, episodes: list[Episode], level: Level, agent: TwoPlayerAgent, *, valued: bool = False
+        self,
+        episodes: list[Episode],
+        level: Level,
+        agent: TwoPlayerAgent,
+        *,
+        valued: bool = False,
     ) -> list[Trajectory]:
         """`episodes` in their order, played by all processes. valued: with the critic's values of
         their decisions.
@@ -504,7 +520,10 @@ class Trainer:
         return samples, estimates
 
     def _train_reflector(
-        self, trainer: ReflectorTrainer, level: Level, rate: float
+        self,
+        trainer: ReflectorTrainer,
+        level: Level,
+        rate: float,
     ) -> dict[str, Any]:
         """The reflector's turn: it comments on states of the latest episodes anew, and learns which
         comments did more.

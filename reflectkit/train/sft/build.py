@@ -95,7 +95,12 @@ class Training:
         return max(map(row_length, self.rows))
 
 
-def build(run: SFTRun, folder: Path, processes: Processes, progress: Progress) -> Training:
+def build(
+    run: SFTRun,
+    folder: Path,
+    processes: Processes,
+    progress: Progress,
+) -> Training:
     """The model and the rows as tokens. folder: the run's, with the checkpoints to resume from.
 
     Raises DataError: a row is too long. CheckpointError: the model cannot be loaded, or does not
@@ -187,7 +192,11 @@ def gradient_steps(config: SFTConfig, rows: int) -> int:
     return min(max(passes * steps_a_pass, fewest), most)
 
 
-def training_rows(run: SFTRun, player: LoadedModel, progress: Progress) -> list[dict[str, Any]]:
+def training_rows(
+    run: SFTRun,
+    player: LoadedModel,
+    progress: Progress,
+) -> list[dict[str, Any]]:
     """What to train on: the rows, or with --share-prefixes packs of them.
 
     Raises DataError, CheckpointError, and ConfigError if the model cannot read packs.
@@ -231,7 +240,11 @@ def starting_model(run: SFTRun, device: str) -> LoadedModel:
     return replace(player, role=config.role)
 
 
-def _tiny_player(config: SFTConfig, rows: SFTRows, device: str) -> LoadedModel:
+def _tiny_player(
+    config: SFTConfig,
+    rows: SFTRows,
+    device: str,
+) -> LoadedModel:
     """A model with random weights, with a tokenizer of its own for the rows."""
     # 1. The tokenizer, and how many tokens the longest row has
     texts = _texts(rows)
@@ -261,7 +274,11 @@ def _texts(rows: SFTRows) -> list[str]:
     return list(dict.fromkeys(texts)) if rows.are_options_scored else texts
 
 
-def _tiny_tokenizer(config: SFTConfig, rows: SFTRows, texts: list[str]) -> Any:
+def _tiny_tokenizer(
+    config: SFTConfig,
+    rows: SFTRows,
+    texts: list[str],
+) -> Any:
     """The tokenizer of a tiny model, trained on `texts`.
 
     The labels that these list, or that the rows answer with, become single tokens; if they list

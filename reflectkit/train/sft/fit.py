@@ -176,14 +176,27 @@ class FitCallback(TrainerCallback):
 class SFTProgressBar(FitCallback):
     """The bar, and the trackers of --report-to."""
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: Any = None,
+        **_: Any,
+    ) -> None:
         """Show the figures."""
         if logs and "loss" in logs:
             self.fit.figures["loss"] = logs["loss"]
             self.fit.log(logs, state.global_step)
             self.fit.bar.advance(0, **self.fit.figures)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        **_: Any,
+    ) -> None:
         """Advance the bar."""
         self.fit.bar.advance(1, **self.fit.figures)
 
@@ -191,7 +204,14 @@ class SFTProgressBar(FitCallback):
 class Guard(FitCallback):
     """The end of a run that diverges, or that is to stop."""
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: Any = None,
+        **_: Any,
+    ) -> None:
         """Raises DivergedError for a loss that no working training comes near."""
         guessing = math.log(len(self.fit.training.player.tokenizer))
         if not logs or "loss" not in logs or logs["loss"] <= EXPLODED * guessing:
@@ -200,7 +220,14 @@ class Guard(FitCallback):
         loss = f"the loss is {logs['loss']:.4g} nats per token"
         raise _diverged(f"{loss}, and that of guessing {guessing:.2g}", args, state)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+    def on_step_end(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        model: Any = None,
+        **_: Any,
+    ) -> None:
         """Raises DivergedError for a weight that is not finite."""
         is_finite = all_finite(weight for weight in model.parameters() if weight.requires_grad)
         # From all processes, as one that stopped or raised would let the others wait
@@ -212,7 +239,11 @@ class Guard(FitCallback):
             self.fit.is_stopping = True
 
 
-def _diverged(what: str, args: Any, state: Any) -> DivergedError:
+def _diverged(
+    what: str,
+    args: Any,
+    state: Any,
+) -> DivergedError:
     """The error of a run that diverges. what: how that shows."""
     fix = f"lower --learning-rate, which is {args.learning_rate:g}"
     return DivergedError(f"training diverged at step {state.global_step} ({what}); {fix}")
@@ -221,7 +252,13 @@ def _diverged(what: str, args: Any, state: Any) -> DivergedError:
 class HeldOutLoss(FitCallback):
     """Measurements on held-out rows: the best checkpoint, and --patience."""
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        **_: Any,
+    ) -> None:
         """Measure where it is due. The figures are part of the trainer's log, and so of its
         checkpoints.
         """
@@ -276,7 +313,13 @@ class SFTCheckpoints(FitCallback):
         self.order = order if order is not None and order.is_file() else None
         self.epoch_state = torch.get_rng_state()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        **_: Any,
+    ) -> None:
         """Restore what the trainer had summed since it last logged, which it begins anew.
 
         Each process has a sum of its own; another number of them gets the mean. Raises
@@ -299,7 +342,13 @@ class SFTCheckpoints(FitCallback):
         except (DataError, ArithmeticError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{resume / FIGURES} is damaged ({error})") from None
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_epoch_begin(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        **_: Any,
+    ) -> None:
         """Restore the random state from which the epoch's order of rows is drawn.
 
         With `group_by_length` that is torch's own, and the trainer would read a later epoch's rows
@@ -315,7 +364,13 @@ class SFTCheckpoints(FitCallback):
         self.epoch_state = self.fit.training.processes.gather(torch.get_rng_state())[0]
         torch.set_rng_state(self.epoch_state)
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_save(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        **_: Any,
+    ) -> None:
         """Complete the checkpoint and seal it; only then are older ones removed."""
         trainer, processes = self.fit.trainer, self.fit.training.processes
         losses = processes.gather(trainer._tr_loss.item())  # by now, all have written their parts

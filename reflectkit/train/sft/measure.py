@@ -26,7 +26,11 @@ LEAST_GAIN = 0.001
 
 
 @torch.no_grad()
-def measure(model: Any, rows: Sequence[Encoded], batch_size: int) -> dict[str, float]:
+def measure(
+    model: Any,
+    rows: Sequence[Encoded],
+    batch_size: int,
+) -> dict[str, float]:
     """How well the model, without dropout, gives the answers in `rows`, which are their stretches
     of trained tokens.
 
@@ -81,7 +85,10 @@ def _before_trained(next_BT: torch.Tensor, hidden_BTD: torch.Tensor) -> torch.Te
 
 @torch.no_grad()
 def measure_decisions(
-    model: Any, rows: Sequence[Mapping[str, Any]], batch_size: int, pad_id: int
+    model: Any,
+    rows: Sequence[Mapping[str, Any]],
+    batch_size: int,
+    pad_id: int,
 ) -> dict[str, float]:
     """How well the model, without dropout, foretells the labels of decisions.
 

@@ -85,7 +85,11 @@ class ServiceTraining:
         return max(map(row_length, self.rows))
 
 
-def build(run: SFTRun, folder: Path, progress: Progress) -> ServiceTraining:
+def build(
+    run: SFTRun,
+    folder: Path,
+    progress: Progress,
+) -> ServiceTraining:
     """An adapter on the service, and the rows as tokens. folder: the run's, with the checkpoints to
     resume from.
 

@@ -35,7 +35,11 @@ PAIRS_PER_TOKEN = 6
 token. A layer has 12 D² weights, and a pair takes 2 D products."""
 
 
-def pack(rows: Sequence[Encoded], limit: int, width: int) -> list[dict[str, list[int]]]:
+def pack(
+    rows: Sequence[Encoded],
+    limit: int,
+    width: int,
+) -> list[dict[str, list[int]]]:
     """Packs of all `rows`, each of at most `limit` tokens unless a single row has more.
 
     A row joins the pack of the row before it in sorted order where the tokens that it shares with
@@ -139,7 +143,11 @@ def selecting(trunk: nn.Module, select: Callable[[torch.Tensor], torch.Tensor]) 
     (B, T, D), as one row.
     """
 
-    def replace_states(_: nn.Module, __: Any, output: Any) -> Any:
+    def replace_states(
+        _: nn.Module,
+        __: Any,
+        output: Any,
+    ) -> Any:
         output.last_hidden_state = select(output.last_hidden_state)[None]
         return output
 
@@ -151,7 +159,11 @@ def selecting(trunk: nn.Module, select: Callable[[torch.Tensor], torch.Tensor]) 
 
 
 @contextmanager
-def reading(model: Any, parents_BT: torch.Tensor, sources_N: torch.Tensor) -> Iterator[None]:
+def reading(
+    model: Any,
+    parents_BT: torch.Tensor,
+    sources_N: torch.Tensor,
+) -> Iterator[None]:
     """While it is open, the model reads packs, and its trunk returns the hidden states (1, N, D) at
     N of the B x T tokens.
 
@@ -161,7 +173,11 @@ def reading(model: Any, parents_BT: torch.Tensor, sources_N: torch.Tensor) -> It
     trunk = trunk_of(model)
     mask = _mask(parents_BT, trunk)
 
-    def with_mask(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def with_mask(
+        _: nn.Module,
+        args: Any,
+        kwargs: dict[str, Any],
+    ) -> tuple[Any, dict[str, Any]]:
         return args, kwargs | {"attention_mask": mask}
 
     hook = trunk.register_forward_pre_hook(with_mask, with_kwargs=True)
@@ -199,7 +215,10 @@ def _mask(parents_BT: torch.Tensor, trunk: Any) -> torch.Tensor:
 
 
 def _convolve(
-    layer: Any, parents_BT: torch.Tensor, hidden_states: torch.Tensor, **_: Any
+    layer: Any,
+    parents_BT: torch.Tensor,
+    hidden_states: torch.Tensor,
+    **_: Any,
 ) -> torch.Tensor:
     """The forward of LFM2's short convolution `layer`, along each token's ancestors instead of its
     left neighbours.

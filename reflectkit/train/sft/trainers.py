@@ -179,7 +179,9 @@ def collate_decisions(rows: Sequence[Mapping[str, Any]], pad_id: int) -> dict[st
 
 
 def decision_losses(
-    model: Any, rows: Sequence[Mapping[str, Any]], pad_id: int
+    model: Any,
+    rows: Sequence[Mapping[str, Any]],
+    pad_id: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(cross-entropy of the shares and the policy's probabilities of the options, in nats (B);
     whether the likeliest options agree (B)).
