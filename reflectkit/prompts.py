@@ -64,23 +64,25 @@ def label(index: int) -> str:
 def answers(choices: Sequence[str], form: str) -> tuple[str, ...]:
     """The policy's answer for each of `choices`, with its leading space.
 
-    form: "label", or "text" and "score" for the choice's own words.
+    form: "label", or "text" and "score" for the choice's own words. A choice that has none, or the
+    same as another, is told apart by a number.
 
-    Raises ConfigError: there are more choices than labels; a choice has no words, or the same as
-    another.
+    Raises ConfigError: there are more choices than labels.
+
+    >>> answers(["left", "right", "left", ""], "text")
+    (' left', ' right', ' left (2)', ' (empty)')
     """
     if form == "label":
         return tuple(label(index) for index in range(len(choices)))
-    texts = tuple(f" {one_line(choice)}" for choice in choices)
-    places: dict[str, int] = {}
-    for index, text in enumerate(texts):
-        if text == " ":
-            raise ConfigError(f"choice {index} has no words to answer with; use --answer label")
-        if places.setdefault(text, index) != index:
-            raise ConfigError(
-                f"choices {places[text]} and {index} are both{text:.60}; use --answer label"
-            )
-    return texts
+    texts: dict[str, None] = {}
+    for choice in choices:
+        words = one_line(choice) or "(empty)"
+        text, number = f" {words}", 1
+        while text in texts:
+            number += 1
+            text = f" {words} ({number})"
+        texts[text] = None
+    return tuple(texts)
 
 
 def listed_answers(prompt: str, form: str) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ answers nothing: it reads each choice alone after the rest of the prompt, and th
 make the probabilities.
 """
 ANSWERS: tuple[Answer, ...] = get_args(Answer)
+TEXT: Answer = "text"
 SCORE: Answer = "score"
 Thinking = Literal["on", "off", "hidden"]
 """Reasoning of a model with a chat template: as its template does, off, or not shown to it later.

@@ -152,7 +152,7 @@ def train_ours(game: Values | Words, budget: Budget, seed: int, flags: Mapping[s
 def read_choices(player: LoadedModel, values: Values) -> dict[State, list[float]]:
     """The probability of each legal choice in each state, at temperature 1."""
     player.model.eval()
-    agent = TwoPlayerAgent(LocalSampler(player))
+    agent = TwoPlayerAgent(LocalSampler(player), answer=player.answer)
 
     # 1. States that read alike are scored once.
     alike: dict[tuple[tuple[int, ...], tuple[str, ...]], list[State]] = defaultdict(list)
@@ -176,7 +176,7 @@ def read_choices(player: LoadedModel, values: Values) -> dict[State, list[float]
 def read_prompt(player: LoadedModel, text: str, options: tuple[str, ...]) -> list[int]:
     """The tokens that a policy reads where a game shows `text`."""
     observation = Observation((Message("user", text),), options)
-    return prompt_ids(player.tokenizer, policy_prompt(observation))
+    return prompt_ids(player.tokenizer, policy_prompt(observation, None, player.answer))
 
 
 OURS = {

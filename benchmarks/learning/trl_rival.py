@@ -75,7 +75,9 @@ def train_grpo(values: Values, budget: Budget, seed: int, steps: int) -> Trainin
     updates = max(1, steps // GROUP)
     with tempfile.TemporaryDirectory() as folder:
         # 1. The weights that our learners start from.
-        config = rlft_config(values, Budget(1, GROUP), seed, {"learning_rate": NO_RATE}, Path(folder))
+        config = rlft_config(
+            values, Budget(1, GROUP), seed, {"learning_rate": NO_RATE, "answer": "label"}, Path(folder)
+        )
         player = load_player(rlft.run(config, Quiet()).folder / "checkpoint-1", device="cpu")
 
         # 2. Train.

@@ -127,7 +127,7 @@ class SamplerConfig(Config):
         "",
         help="What a policy without SFT answers where it chooses: label (the choice's number), text"
         " (its own words) or score (each choice is read alone and given a score); others answer as"
-        " they were trained. Default: label.",
+        " they were trained. Default: label, but text for --model tiny.",
     )
     episode_tokens: int = option(
         0,

@@ -25,7 +25,7 @@ from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive
 from reflectkit.train.curriculum import Level
 from reflectkit.train.rl_config import words_needed
-from reflectkit.types import ANSWERS, SCORE, Observation
+from reflectkit.types import SCORE, TEXT, Observation
 
 EXPLORED = 64
 """Problems of each level in which a random player collects texts."""
@@ -47,11 +47,12 @@ def tiny_model(
     the same settings give the same model.
 
     Its tokenizer is made of the prompts that a random player sees. form: what it answers where it
-    chooses, see `types.Answer` ("": label). learns_by: how it will be trained, to be told. Raises
+    chooses, see `types.Answer`; "": the choice's own words, as the number of a choice means little
+    where the choices change. learns_by: how it will be trained, to be told. Raises
     ConfigError for an env without choices.
     """
     # 1. What a random player sees
-    form = form or ANSWERS[0]
+    form = form or TEXT
     episodes = [episode for level in levels for episode in _explored(level, seed)]
     observations = [observation for episode in episodes for observation in episode]
     if not all(observation.choices for observation in observations):

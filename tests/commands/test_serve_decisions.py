@@ -206,10 +206,10 @@ def test_text_answers_that_begin_each_other_are_told_apart(model: LoadedModel) -
         answer = ask(url, {"q": question})["q"]
         assert sum(answer["probabilities"].values()) == pytest.approx(1)
         assert min(answer["probabilities"].values()) > 0
-        equal = {"q": {"type": "choice", "criteria": {"go": None, " go": None}}}
-        body = json.dumps({"model": "jev-latest", "state": "", "questions": equal}).encode()
-        status, text = post(f"{url}/v1/systemone", body)
-        assert (status, "choices 0 and 1 are both go" in text) == (422, True)
+        alike = {"type": "choice", "criteria": {"go": None, " go": None}}
+        probabilities = ask(url, {"q": alike})["q"]["probabilities"]
+        assert sum(probabilities.values()) == pytest.approx(1)
+        assert min(probabilities.values()) > 0
 
 
 def of(questions: Any = None, state: Any = "x", **fields: Any) -> bytes:

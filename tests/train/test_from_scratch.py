@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
 
+from reflectkit import rlft
 from reflectkit.errors import ConfigError
+from reflectkit.jsonl import read_json
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.tiny import build_relative, build_tokenizer, relative_context
 from reflectkit.train.critic import Critic
@@ -125,3 +128,38 @@ def test_what_processes_cannot_do_depends_on_how_they_were_started(
     mistakes = [mistake for applies, mistake in rules if applies]
     assert len(mistakes) == (reason is not None)
     assert reason is None or reason in mistakes[0]
+
+
+FETCH = """
+import random
+
+class Fetch:
+    horizon = 1
+    things = ("apple", "bread", "candle", "drum")
+    choices = list(things)
+
+    def reset(self, seed):
+        chance = random.Random(seed)
+        self.choices = chance.sample(self.things, 3)
+        self.wanted = chance.choice(self.choices)
+        return f"Somebody asks for the {self.wanted}."
+
+    def step(self, choice):
+        return "", float(choice == self.wanted), True
+"""
+
+
+def test_random_weights_learn_choices_that_stand_in_another_order_each_time(tmp_path: Path) -> None:
+    """By their numbers, they stay at chance."""
+    (tmp_path / "fetch.py").write_text(FETCH)
+    result = rlft(
+        env=f"{tmp_path}/fetch.py:Fetch",
+        model="tiny",
+        max_steps=10,
+        episodes=32,
+        validate_problems=30,
+        results_dir=tmp_path / "results",
+        data_dir=tmp_path / "data",
+    )
+    trained = read_json(result.folder / "held_out.json")
+    assert fmean(episode["success"] for episode in trained["after"]) > 0.8
