@@ -296,6 +296,61 @@ class Doors(ChangingChoices):
         return [state[0] / 60, *(float(state[1] == number) for number in range(1, 61))]
 
 
+class Fetch(ChangingChoices):
+    """Six of twelve things lie on a table, each time in another order; take the one that is asked for."""
+
+    horizon = 1
+    things = ("apple", "bread", "candle", "drum", "egg", "fork", "glove", "hammer", "iron", "jar", "key", "lamp")
+
+    def start(self, chance: random.Random) -> State:
+        lying = tuple(chance.sample(self.things, 6))
+        return (lying, chance.choice(lying))
+
+    def options(self, state: State) -> Sequence[str]:
+        return tuple(f"take the {thing}" for thing in state[0])
+
+    def outcomes(self, state: State, choice: str) -> Sequence[Outcome]:
+        return sure(state, 1.0 if choice == f"take the {state[1]}" else 0.0, True)
+
+    def text(self, state: State) -> str:
+        return f"Somebody asks you for the {state[1]}."
+
+    def vector(self, state: State) -> list[float]:
+        return [float(state[1] == thing) for thing in self.things]
+
+
+class House(ChangingChoices):
+    """Go to the room of a house where somebody waits; from each room, doors lead to others. A step costs 0.02."""
+
+    horizon = 8
+    doors: ClassVar[dict[str, tuple[str, ...]]] = {
+        "hall": ("kitchen", "study", "stairs"),
+        "kitchen": ("hall", "cellar"),
+        "study": ("hall", "library"),
+        "stairs": ("hall", "attic", "bedroom"),
+        "cellar": ("kitchen",),
+        "library": ("study",),
+        "attic": ("stairs",),
+        "bedroom": ("stairs",),
+    }
+
+    def start(self, chance: random.Random) -> State:
+        return tuple(chance.sample(tuple(self.doors), 2))
+
+    def options(self, state: State) -> Sequence[str]:
+        return tuple(f"go to the {room}" for room in self.doors[state[0]])
+
+    def outcomes(self, state: State, choice: str) -> Sequence[Outcome]:
+        room, target = choice.removeprefix("go to the "), state[1]
+        return sure((room, target), 1.0 if room == target else -0.02, room == target)
+
+    def text(self, state: State) -> str:
+        return f"You are in the {state[0]}. Somebody waits in the {state[1]}."
+
+    def vector(self, state: State) -> list[float]:
+        return [float(room == named) for named in state for room in self.doors]
+
+
 class Diary(Game):
     """A key is named on the first day; on the fourth, it opens the door. Other numbers come in between."""
 
@@ -611,6 +666,8 @@ GAMES: dict[str, type[Game]] = {
         Lock,
         Guess,
         Doors,
+        Fetch,
+        House,
         Diary,
         Stock,
         Blackjack,
