@@ -62,7 +62,11 @@ def right_pad(
 ) -> torch.Tensor:
     """`rows` as one tensor (B, T), padded on the right."""
     width = max(map(len, rows))
-    return torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)
+    ids = []
+    for row in rows:
+        gap = width - len(row)
+        ids.append([*row, *[pad_id] * gap])
+    return torch.tensor(ids, device=device)
 
 
 def left_pad(
@@ -74,9 +78,12 @@ def left_pad(
     the last column.
     """
     width = max(map(len, rows))
-    gaps = [width - len(row) for row in rows]
-    ids = [[pad_id] * gap + list(row) for row, gap in zip(rows, gaps, strict=True)]
-    mask = [[0] * gap + [1] * len(row) for row, gap in zip(rows, gaps, strict=True)]
+    ids = []
+    mask = []
+    for row in rows:
+        gap = width - len(row)
+        ids.append([*[pad_id] * gap, *row])
+        mask.append([0] * gap + [1] * len(row))
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
@@ -116,27 +123,41 @@ def pass_arguments(
         return _branch_arguments(rows, pad_id, device)
     # 1. Without gaps there is no mask: a token never sees what is right of it
     stems = [row.stem for row in rows]
-    past = max(row.past for row in rows)
-    if not left and all(row.past == past for row in rows):
+    sizes = [len(stem) for stem in stems]
+    pasts = [row.past for row in rows]
+    past = max(pasts)
+    has_gap = min(pasts) < past
+    if not left and not has_gap:
         return {"input_ids": right_pad(stems, pad_id, device)}
     # 2. The step of each new token in its row, negative or too large in padding
-    past_B1 = torch.tensor([row.past for row in rows], device=device)[:, None]
-    size_B1 = torch.tensor(list(map(len, stems)), device=device)[:, None]
-    width = max(map(len, stems))
+    past_B1 = torch.tensor(pasts, device=device)[:, None]
+    size_B1 = torch.tensor(sizes, device=device)[:, None]
+    width = max(sizes)
     step_BT = torch.arange(width, device=device).expand(len(rows), -1)
     if left:
         input_ids_BT, _ = left_pad(stems, pad_id, device)
         step_BT = step_BT - (width - size_B1)
     else:
         input_ids_BT = right_pad(stems, pad_id, device)
-    # 3. The mask of past and new columns, and positions, which go on after the past
-    past_BP = torch.arange(past, device=device) >= past - past_B1
+
+    # 3. The mask of past and new columns
+    past_BP = _past_mask(past_B1, past)
     new_BT = (step_BT >= 0) & (step_BT < size_B1)
+    mask_BC = torch.cat([past_BP, new_BT], dim=1)
+
+    # 4. Positions, which go on after the past; in padding any will do that the model has
+    step_BT = step_BT.clamp(min=0).minimum(size_B1 - 1)
     return {
         "input_ids": input_ids_BT,
-        "attention_mask": torch.cat([past_BP, new_BT], dim=1).long(),
-        "position_ids": past_B1 + step_BT.clamp(min=0).minimum(size_B1 - 1),
+        "attention_mask": mask_BC.long(),
+        "position_ids": past_B1 + step_BT,
     }
+
+
+def _past_mask(past_B1: torch.Tensor, width: int) -> torch.Tensor:
+    """Which of the `width` columns of the past (B, P) a row has: the last `past_B1`."""
+    column_P = torch.arange(width, device=past_B1.device)
+    return column_P >= width - past_B1
 
 
 def _branch_arguments(
@@ -151,24 +172,35 @@ def _branch_arguments(
     positions: list[list[int]] = []
     for row in rows:
         stem_end = row.past + len(row.stem)
-        tokens.append([*row.stem, *itertools.chain(*row.branches)])
-        numbers.append([0] * len(row.stem))
-        positions.append(list(range(row.past, stem_end)))
+        row_tokens = list(row.stem)
+        row_numbers = [0] * len(row.stem)
+        row_positions = list(range(row.past, stem_end))
         for number, branch in enumerate(row.branches, 1):
-            numbers[-1] += [number] * len(branch)
-            positions[-1] += range(stem_end, stem_end + len(branch))
-    # 2. A token sees the past, the stem, and its own branch before it
+            row_tokens += branch
+            row_numbers += [number] * len(branch)
+            row_positions += range(stem_end, stem_end + len(branch))
+        tokens.append(row_tokens)
+        numbers.append(row_numbers)
+        positions.append(row_positions)
+
+    # 2. Of the new tokens, one sees the stem and its own branch before it
     number_BT = right_pad(numbers, -1, device)
-    in_stem_B1T = number_BT[:, None, :] == 0
-    same_branch_BTT = number_BT[:, None, :] == number_BT[:, :, None]
+    seen_number_B1T = number_BT[:, None, :]
+    own_number_BT1 = number_BT[:, :, None]
+    in_stem_B1T = seen_number_B1T == 0
+    same_branch_BTT = seen_number_B1T == own_number_BT1
     seen_BTT = (in_stem_B1T | same_branch_BTT).tril()
-    past = max(row.past for row in rows)
-    past_B1 = torch.tensor([row.past for row in rows], device=device)[:, None]
-    past_BP = torch.arange(past, device=device) >= past - past_B1
-    past_BTP = past_BP[:, None, :].expand(-1, number_BT.shape[1], -1)
+
+    # 3. All of them see the past
+    pasts = [row.past for row in rows]
+    past_B1 = torch.tensor(pasts, device=device)[:, None]
+    past_BP = _past_mask(past_B1, max(pasts))
+    width = number_BT.shape[1]
+    past_BTP = past_BP[:, None, :].expand(-1, width, -1)
+    mask_BTC = torch.cat([past_BTP, seen_BTT], dim=2)
     return {
         "input_ids": right_pad(tokens, pad_id, device),
-        "attention_mask": torch.cat([past_BTP, seen_BTT], dim=2)[:, None],
+        "attention_mask": mask_BTC[:, None],
         "position_ids": right_pad(positions, 0, device),
     }
 
@@ -237,11 +269,12 @@ class GrowingLayer(DynamicLayer):
             self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
         start = self.keys.shape[2]
         end = start + key_states.shape[2]
-        if self._written is not self.keys or end > self._buffers[0].shape[2]:
+        # New buffers, if rows have left or joined, or these are full
+        is_current = self._written is self.keys
+        if not is_current or end > self._buffers[0].shape[2]:
             more = end + self.room - start
-            self._buffers = tuple(
-                pad(states, (0, 0, 0, more)) for states in (self.keys, self.values)
-            )
+            padding = (0, 0, 0, more)
+            self._buffers = (pad(self.keys, padding), pad(self.values, padding))
         keys, values = self._buffers
         keys[:, :, start:end] = key_states
         values[:, :, start:end] = value_states
@@ -256,7 +289,7 @@ class GrowingLayer(DynamicLayer):
 
     def append_rows(self, other: GrowingLayer) -> None:
         """Append the rows of `other`; the one with fewer columns is padded on the left."""
-        columns = max(self.keys.shape[2], other.keys.shape[2])
+        columns = max(layer.keys.shape[2] for layer in (self, other))
         self.keys = _stacked(self.keys, other.keys, columns)
         self.values = _stacked(self.values, other.values, columns)
 
@@ -290,6 +323,7 @@ def build_cache(
     cache = DynamicCache(config=config)
     if recording:
         cache.activate_past_recording()
+    # Each layer of the prefixes, of its kind: attention, linear attention, convolution
     longest = max(prefix.length for prefix in prefixes)
     past = _Pool(prefixes) if longest else None
     for number, layer in enumerate(cache.layers):
@@ -335,9 +369,11 @@ class _Pool:
         """What layer `number` caches (B, heads or channels, width, …) of the last tokens of each
         prefix. Zeros are left of a short one if the layer is a convolution, which has no mask.
         """
-        parts = zip(*(prompt.layers[number] for prompt in self.prompts), strict=True)
+        layers = [prompt.layers[number] for prompt in self.prompts]
+        parts = zip(*layers, strict=True)  # by part: keys, values
         # 1. One prefix for all rows is not copied
-        if len(self.prompts) == 1 and len(set(self.lengths)) == 1:
+        is_same_length = len(set(self.lengths)) == 1
+        if len(self.prompts) == 1 and is_same_length:
             end = self.lengths[0]
             rows = len(self.lengths)
             views = []
@@ -345,19 +381,26 @@ class _Pool:
                 view = part[None, :, end - width : end]
                 views.append(view.expand(rows, *[-1] * part.ndim))
             return views
-        # 2. Others are gathered from all of them, one after another
-        device = self.prompts[0].layers[number][0].device
+
+        # 2. The place of each column, if all prompts are one after another
+        device = layers[0][0].device
         start_B1 = torch.tensor(self.starts, device=device)[:, None]
         length_B1 = torch.tensor(self.lengths, device=device)[:, None]
-        place_BW = torch.arange(width, device=device) + length_B1 - width
+        column_W = torch.arange(width, device=device)
+        place_BW = column_W + length_B1 - width
         index_BW = start_B1 + place_BW.clamp(min=0)
+
+        # 3. The states there
         gathered = []
         for tensors in parts:
-            pairs = zip(tensors, self.sizes, strict=True)
-            pool = torch.cat([tensor[:, :size] for tensor, size in pairs], dim=1)
+            beginnings = []
+            for tensor, size in zip(tensors, self.sizes, strict=True):
+                beginnings.append(tensor[:, :size])
+            pool = torch.cat(beginnings, dim=1)
             states = pool[:, index_BW].transpose(0, 1)
             if pool.ndim == 2:  # a convolution's inputs
-                states = states * (place_BW >= 0)[:, None]
+                exists_BW = place_BW >= 0
+                states = states * exists_BW[:, None]
             gathered.append(states)
         return gathered
 
@@ -403,15 +446,20 @@ def plan_common_prefix(rows: Sequence[Sequence[int]]) -> Plan | None:
     """Two passes: what all `rows` begin with, as one more row at the end, and what follows it in
     each. None if that is too short to be worth a pass.
     """
-    first, last = min(map(tuple, rows)), max(map(tuple, rows))
-    # What these two share, all share
-    length = min(shared_length(first, last), min(map(len, rows)) - 1)
-    if length < SHORTEST_PREFIX or len(rows) < 2:
+    # 1. What the first and the last in order share, all share
+    count = len(rows)
+    tuples = [tuple(row) for row in rows]
+    first, last = min(tuples), max(tuples)
+    shortest = min(map(len, rows))
+    length = min(shared_length(first, last), shortest - 1)
+    if length < SHORTEST_PREFIX or count < 2:
         return None
-    trunk = Chunk(len(rows))
-    chunks = [Chunk(row, length, len(rows)) for row in range(len(rows))]
+    # 2. The trunk is one more row, which all others leave
+    trunk = Chunk(count)
+    chunks = [Chunk(row, start=length, parent=count) for row in range(count)]
     by_row = {chunk.row: chunk for chunk in (*chunks, trunk)}
-    return Plan([*rows, first[:length]], by_row, [[[trunk]], [chunks]])
+    levels = [[[trunk]], [chunks]]
+    return Plan([*rows, first[:length]], by_row, levels)
 
 
 def plan_tree(
@@ -430,25 +478,32 @@ def plan_tree(
     """
     plan = Plan(rows)
     lengths = list(prefixes) or [0] * len(rows)
-    # 1. Where each row leaves another one: a trie, in which a node's owner is the row that reads
-    # its token
+
+    # 1. A trie of the tokens that are read, in which a node's owner is the row that reads its token
     below: list[dict[int, int]] = [{}]
     owner: list[int | None] = [None]
     level_of: dict[int, int] = {}
-    order = sorted(range(len(rows)), key=lambda row: len(rows[row]) if at_ends else -len(rows[row]))
+    # Long rows first, which others leave; where they can only at the end, short ones first
+    order = sorted(range(len(rows)), key=lambda row: len(rows[row]), reverse=not at_ends)
     for row in order:
         tokens = rows[row]
         node = place = 0
         start, parent = 0, None
+        # 2. How far the row is in the trie, and the last place at which it can leave another one
         while place < len(tokens) and tokens[place] in below[node]:
             node = below[node][tokens[place]]
             place += 1
             candidate = owner[node]
-            if candidate is None or (at_ends and len(rows[candidate]) != place):
+            if candidate is None:
                 continue
-            if level_of[candidate] < DEPTH or place == len(tokens):
+            if at_ends and len(rows[candidate]) != place:
+                continue
+            is_shallow = level_of[candidate] < DEPTH
+            if is_shallow or place == len(tokens):
                 start, parent = place, candidate
-        if start < len(tokens) and start - lengths[row] < least:
+        # 3. Its chunk: what follows there, or all of it where that saves too little
+        is_whole = start == len(tokens)
+        if not is_whole and start - lengths[row] < least:
             start, parent = lengths[row], None
         plan.chunks[row] = Chunk(row, start, parent)
         level_of[row] = 0 if parent is None else level_of[parent] + 1
@@ -459,19 +514,20 @@ def plan_tree(
             owner.append(row)
         if at_ends:
             owner[node] = row
-    # 2. Passes of chunks of similar lengths, level by level
+
+    # 4. Passes of chunks of similar lengths, level by level
+    def rank(chunk: Chunk) -> tuple[int, int, int]:
+        return level_of[chunk.row], -plan.length(chunk), chunk.row
+
     chunks = [chunk for chunk in plan.chunks.values() if plan.length(chunk)]
-    for chunk in sorted(
-        chunks, key=lambda chunk: (level_of[chunk.row], -plan.length(chunk), chunk.row)
-    ):
-        while len(plan.levels) <= level_of[chunk.row]:
+    room = most or len(rows)
+    for chunk in sorted(chunks, key=rank):
+        level = level_of[chunk.row]
+        while len(plan.levels) <= level:
             plan.levels.append([])
-        passes = plan.levels[level_of[chunk.row]]
-        if (
-            passes
-            and len(passes[-1]) < (most or len(rows))
-            and _read_together(plan, passes[-1][0], chunk, at_ends)
-        ):
+        passes = plan.levels[level]
+        has_room = bool(passes) and len(passes[-1]) < room
+        if has_room and _read_together(plan, passes[-1][0], chunk, at_ends):
             passes[-1].append(chunk)
         else:
             passes.append([chunk])
@@ -487,9 +543,12 @@ def _read_together(
     """Whether `chunk` goes into the pass of the longer chunk `widest`: it has at least half as many
     tokens, or both have few. After a state of linear attention there can be no padding.
     """
-    if at_ends and (widest.start or chunk.start):
-        return plan.length(chunk) == plan.length(widest)
-    return 2 * plan.length(chunk) >= plan.length(widest) or plan.length(widest) <= NARROW
+    length = plan.length(chunk)
+    most = plan.length(widest)
+    has_state = widest.start > 0 or chunk.start > 0
+    if at_ends and has_state:
+        return length == most
+    return 2 * length >= most or most <= NARROW
 
 
 # ------------------------------------------------------------------------------------- the reading
@@ -516,20 +575,22 @@ class Reading:
             chunk = self.plan.chunks[row]
             while place < chunk.start and chunk.parent is not None:
                 chunk = self.plan.chunks[chunk.parent]
-            number, line, column = self.cells[chunk.row]
+            number, line, first_column = self.cells[chunk.row]
+            column = first_column + place - chunk.start
             where.append((number, len(by_pass[number])))
-            by_pass[number].append((line, column + place - chunk.start))
+            by_pass[number].append((line, column))
         # 2. Their states, in the order of `places`
         parts = []
         for states_BTD, cells in zip(self.hidden, by_pass, strict=True):
-            if cells:
-                index_N2 = torch.tensor(cells, device=states_BTD.device)
-                parts.append(states_BTD[index_N2[:, 0], index_N2[:, 1]])
+            if not cells:
+                continue
+            cells_N2 = torch.tensor(cells, device=states_BTD.device)
+            line_N, column_N = cells_N2.unbind(dim=1)
+            parts.append(states_BTD[line_N, column_N])
+        states_ND = torch.cat(parts)
         starts = list(itertools.accumulate(map(len, by_pass), initial=0))
-        index_N = torch.tensor(
-            [starts[number] + place for number, place in where], device=parts[0].device
-        )
-        return torch.cat(parts)[index_N]
+        index = [starts[number] + place for number, place in where]
+        return states_ND[torch.tensor(index, device=states_ND.device)]
 
 
 def read(
@@ -546,48 +607,78 @@ def read(
     `continues_prefixes`. prefixes: what an earlier plan has read of each row. all_states: whether
     the states of all rows are cached.
     """
-    reading, states = Reading(plan), continues_states(trunk)
+    reading = Reading(plan)
+    states = continues_states(trunk)
+    device = next(trunk.parameters()).device
     parents = {chunk.parent for chunk in plan.chunks.values()}
     for chunks in itertools.chain(*plan.levels):
-        # 1. One pass; the states of the tokens before each chunk are those of its parent
-        tokens = [plan.rows[chunk.row][chunk.start :] for chunk in chunks]
-        pasts = [prefixes[chunk.row] if prefixes else Prefix() for chunk in chunks]
-        for number, chunk in enumerate(chunks):
+        # 1. The chunks' tokens, and the states before each: those of its parent
+        tokens = []
+        pasts = []
+        for chunk in chunks:
+            tokens.append(plan.rows[chunk.row][chunk.start :])
             if chunk.parent is not None:
-                pasts[number] = Prefix(reading.prompts[chunk.parent], chunk.start)
-        device = next(trunk.parameters()).device
+                pasts.append(Prefix(reading.prompts[chunk.parent], chunk.start))
+            elif prefixes:
+                pasts.append(prefixes[chunk.row])
+            else:
+                pasts.append(Prefix())
+        sizes = [len(stem) for stem in tokens]
         past = max(prefix.length for prefix in pasts)
         cached = [all_states or chunk.row in parents for chunk in chunks]
-        side_by_side = not states and _fit_side_by_side(trunk, pasts, sum(map(len, tokens)))
-        rows = [Row(stem, past=prefix.length) for stem, prefix in zip(tokens, pasts, strict=True)]
+
+        # 2. The rows of the pass: one for each chunk, or one with all of them as its branches
+        side_by_side = not states and _fit_side_by_side(trunk, pasts, sum(sizes))
         if side_by_side:
             rows = [Row(branches=tokens, past=past)]
+        else:
+            rows = []
+            for stem, prefix in zip(tokens, pasts, strict=True):
+                rows.append(Row(stem, past=prefix.length))
+
+        # 3. The pass
         arguments: dict[str, Any] = pass_arguments(rows, pad_id, device, left=states)
-        if past or any(cached):
-            beginnings = pasts[: len(rows)]
-            cache = build_cache(
-                text_config(trunk), beginnings, recording=all_states and not states, states=states
+        has_cache = past > 0 or any(cached)
+        if has_cache:
+            arguments[CACHE] = build_cache(
+                text_config(trunk),
+                pasts[: len(rows)],
+                recording=all_states and not states,
+                states=states,
             )
-            arguments[CACHE] = cache
-        output = trunk(**arguments, use_cache=CACHE in arguments)
-        # 2. Where the chunks are in it
+        output = trunk(**arguments, use_cache=has_cache)
+
+        # 4. Where the chunks are in it
         width = arguments["input_ids"].shape[1]
-        columns = [width - len(stem) if states else 0 for stem in tokens]
+        columns = [width - size if states else 0 for size in sizes]
         if side_by_side:
-            columns = list(itertools.accumulate(map(len, tokens), initial=0))[:-1]
+            columns = list(itertools.accumulate(sizes, initial=0))[:-1]
         for number, (chunk, column) in enumerate(zip(chunks, columns, strict=True)):
-            reading.cells[chunk.row] = (len(reading.hidden), 0 if side_by_side else number, column)
+            line = 0 if side_by_side else number
+            reading.cells[chunk.row] = (len(reading.hidden), line, column)
         reading.hidden.append(output.last_hidden_state)
-        # 3. The states of those whose rows are continued
+
+        # 5. The states of those whose rows are continued
         for chunk, prefix, is_cached in zip(chunks, pasts, cached, strict=True):
-            if is_cached:
-                _, line, column = reading.cells[chunk.row]
-                span = (line, column - width, column - width + plan.length(chunk))
-                layers = _row_states(arguments[CACHE], prefix, span, states, copies=all_states)
-                reading.prompts[chunk.row] = CachedPrompt(tuple(plan.rows[chunk.row]), layers)
+            if not is_cached:
+                continue
+            _, line, column = reading.cells[chunk.row]
+            first = column - width  # from the right, where the new columns are
+            span = (line, first, first + plan.length(chunk))
+            layers = _row_states(
+                arguments[CACHE],
+                prefix,
+                span,
+                states,
+                copies=all_states,
+            )
+            row_tokens = tuple(plan.rows[chunk.row])
+            reading.prompts[chunk.row] = CachedPrompt(row_tokens, layers)
+
+    # 6. Rows with which another one begins have no chunk
     if all_states:
         for chunk in plan.chunks.values():
-            if chunk.parent is not None and not plan.length(chunk):  # another row begins with it
+            if chunk.parent is not None and not plan.length(chunk):
                 _cache_beginning(reading, chunk)
     return reading
 
@@ -602,12 +693,13 @@ def _fit_side_by_side(
     gradients, so that training rounds as ever.
     """
     first = prefixes[0]
-    if torch.is_grad_enabled() or len(prefixes) < 2 or tokens > first.length:
+    if torch.is_grad_enabled() or len(prefixes) < 2:
         return False
-    if any(
-        prefix.prompt is not first.prompt or prefix.length != first.length for prefix in prefixes
-    ):
+    if tokens > first.length:
         return False
+    for prefix in prefixes:
+        if prefix.prompt is not first.prompt or prefix.length != first.length:
+            return False
     return takes_masks(trunk) and takes_positions(trunk)
 
 
@@ -623,25 +715,27 @@ def _row_states(
     in `span`: the line of the pass, and the first and the last column, from the right. copies:
     without the memory of the whole pass.
     """
-    # Linear attention has one state after all; others have one a token, after those of the prefix
     line, first, last = span
     layers: list[tuple[torch.Tensor, ...]] = []
     for number, layer in enumerate(cache.layers):
-        if states and isinstance(layer, LinearAttentionLayer):
+        is_linear = isinstance(layer, LinearAttentionLayer)
+        # 1. Linear attention has one state after all tokens
+        if states and is_linear:
             ends = (layer.conv_states[0], layer.recurrent_states[0])
             layers.append(tuple(part[line].clone() for part in ends if part is not None))
             continue
-        parts = (
-            (layer.conv_states[0],)
-            if isinstance(layer, LinearAttentionLayer)
-            else (layer.keys, layer.values)
-        )
-        columns = [part[line, :, part.shape[2] + first : part.shape[2] + last] for part in parts]
-        if prefix.length:
-            before = [part[:, : prefix.length] for part in prefix.prompt.layers[number]]
-            columns = [torch.cat(pair, dim=1) for pair in zip(before, columns, strict=True)]
-        elif copies:
-            columns = [part.clone() for part in columns]
+        # 2. Others have one a token, after those of the prefix
+        parts = (layer.conv_states[0],) if is_linear else (layer.keys, layer.values)
+        columns = []
+        for place, part in enumerate(parts):
+            end = part.shape[2]
+            column = part[line, :, end + first : end + last]
+            if prefix.length:
+                before = prefix.prompt.layers[number][place][:, : prefix.length]
+                column = torch.cat([before, column], dim=1)
+            elif copies:
+                column = column.clone()
+            columns.append(column)
         layers.append(tuple(columns))
     return tuple(layers)
 
@@ -657,5 +751,7 @@ def _cache_beginning(reading: Reading, chunk: Chunk) -> None:
     if len(longer.tokens) == len(tokens):
         reading.prompts[chunk.row] = longer
         return
-    layers = tuple(tuple(part[:, : chunk.start] for part in layer) for layer in longer.layers)
-    reading.prompts[chunk.row] = CachedPrompt(tokens, layers)
+    layers = []
+    for layer in longer.layers:
+        layers.append(tuple(part[:, : chunk.start] for part in layer))
+    reading.prompts[chunk.row] = CachedPrompt(tokens, tuple(layers))
