@@ -12,6 +12,7 @@ import asyncio
 import importlib.util
 import logging
 import os
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -74,7 +75,7 @@ class TinkerService:
             self._see_health(url)
         # 2. The client, which connects when it is first used
         os.environ.setdefault("TINKER_TELEMETRY", "0")
-        logging.getLogger("tinker").setLevel(logging.ERROR)
+        logging.getLogger("tinker").setLevel(logging.CRITICAL)  # what it raises is told by us
         import tinker
 
         where: dict[str, Any] = {"base_url": url, "http_client": once_client()} if url else {}
@@ -168,7 +169,7 @@ class TinkerService:
         except tinker.APIConnectionError as error:
             raise self.gone(error) from None
         except Exception as error:  # the client raises many types, some of them bare
-            raise RefusedByServiceError(self.url, redacted(str(error))) from None
+            raise RefusedByServiceError(self.url, detail(redacted(str(error)))) from None
         finally:
             reminder.cancel()
 
@@ -188,6 +189,16 @@ class TinkerService:
         return GoneError(
             f"{self.url} does not answer ({why}); start the service, then run the same again"
         )
+
+
+def detail(message: str) -> str:
+    """What a service says is wrong, in a `message` of its client.
+
+    >>> detail("Error code: 400 - {'detail': 'Model m not loaded'} with status code 400")
+    'Model m not loaded'
+    """
+    said = re.search(r"""'detail': (['"])(.+?)\1\}""", message)
+    return said[2] if said else message
 
 
 class RefusedByServiceError(ReflectkitError):

@@ -157,10 +157,12 @@ def test_who_waits_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_service_that_forgot_the_client_is_told_in_one_line_without_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-secret-of-mine")
     failed: Future[Any] = Future()
-    failed.set_exception(ValueError("Model model_1 not loaded\n(key tml-secret-of-mine)"))
+    said = "Error code: 400 - {'detail': 'Model m not loaded\n(key tml-secret-of-mine)'} for self.request_id='159'"
+    failed.set_exception(ValueError(said))
     adapter = TinkerAdapter(service_of(ServiceSettings()), SimpleNamespace(forward=lambda data, loss: failed))
     with pytest.raises(RefusedByServiceError, match="goes on from the last checkpoint") as caught:
         run_sync(adapter.forward([(1, 2, 3)]))
+    assert "(Model m not loaded " in str(caught.value)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
