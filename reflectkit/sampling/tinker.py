@@ -212,15 +212,16 @@ class RefusedByServiceError(ReflectkitError):
         self.reason = reason
 
 
-ONCE = ("/forward_backward", "/optim_step")
-"""Requests that SkyRL carries out as often as they arrive, while the client sends them again when
-their answer is lost.
+ONCE = ("/forward_backward", "/optim_step", "/save_weights", "/save_weights_for_sampler")
+"""Requests that the client sends again when their answer is lost. SkyRL carries out the first two
+as often as they arrive, and refuses to save under a name again.
 """
 LOST = "its answer was lost, and it may have been carried out, so it was not sent twice"
 
 
 class OnceTransport:
-    """Sends what changes gradients or weights once, unless it certainly was not carried out.
+    """Sends what changes gradients, weights or checkpoints once, unless it certainly was not
+    carried out.
 
     inner: an `httpx.AsyncBaseTransport`, to which it passes requests on.
     """
