@@ -225,7 +225,8 @@ def trained(
             os.killpg(client.pid, signal.SIGKILL)
             raise SystemExit(f"{name}: not done after {RUN_S:.0f} s; see {folder / 'client.log'}")
         now = usage(client.pid)
-        ours = now if now.cpu_s >= ours.cpu_s else ours
+        # One that has just ended has no memory any more
+        ours = Usage(max(ours.cpu_s, now.cpu_s), max(ours.memory, now.memory))
         theirs = usage(server.process.pid)
         time.sleep(0.5)
     if client.returncode:
