@@ -206,6 +206,7 @@ class PolicyServer:
     async def reply(self, name: str, request: Any) -> Any:
         """The answer to a request for a chat completion by session `name`. Raises RequestError."""
         from reflectkit.envs.adapters.endpoint import EndpointAnswer, RequestError
+        from reflectkit.sampling.wire import GoneError
 
         # 1. The agent, with the settings of this request
         limit = min(request.max_tokens or self._config.max_new_tokens, self._config.max_new_tokens)
@@ -221,6 +222,8 @@ class PolicyServer:
         work = agent.decide(request.observation, context)
         try:
             decision: Decision = await asyncio.wrap_future(self.thread.submit(work))
+        except GoneError as error:
+            raise RequestError(str(error), 503, kind="api_error") from None
         except ReflectkitError as error:
             raise RequestError(str(error)) from None
         if decision.failure is not None:
@@ -255,6 +258,7 @@ class PolicyServer:
         from reflectkit.agents.deciding import TooLongError
         from reflectkit.decisions.bodies import invalid
         from reflectkit.envs.adapters.endpoint import RequestError
+        from reflectkit.sampling.wire import GoneError
 
         # 1. The questions of the request
         names, questions = zip(*request.named_questions, strict=True)
@@ -266,7 +270,7 @@ class PolicyServer:
             decided, usage = await asyncio.wrap_future(self.thread.submit(work))
         except TooLongError as error:
             raise invalid(str(error), "context_length_exceeded", request.state_field) from None
-        except EnvironmentFailure as error:
+        except (EnvironmentFailure, GoneError) as error:
             raise RequestError(str(error), 503, kind="api_error") from None
         except ReflectkitError as error:
             raise invalid(str(error), "value_error", "questions") from None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import math
 import random
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from reflectkit.agents.players import Players, PlayersSetup
 from reflectkit.chat.config import BudgetSpentError
 from reflectkit.commands import evaluate, export, rlft, serve
 from reflectkit.console import Quiet
+from reflectkit.envs.adapters.endpoint import RequestError
 from reflectkit.errors import CheckpointError, ConfigError, MismatchError
 from reflectkit.integrations.agent import load_agent
 from reflectkit.models.labels import label_ids, trie
@@ -30,7 +33,7 @@ from reflectkit.sampling.wire import GoneError
 from reflectkit.train import build
 from reflectkit.train.learner import LocalLearner, Settings
 from reflectkit.train.service_learner import ServiceLearner
-from reflectkit.types import Sample
+from reflectkit.types import Message, Observation, Sample
 from tests.train.fake_service import ALPHA, FakeAdapter, FakeService
 from tests.train.training import play, rows_of
 
@@ -516,3 +519,28 @@ def test_a_base_plays_on_the_service(corridor_folder: Path, service: FakeService
         load_agent(corridor_folder / "base", device="cpu", engine="tinker:http://new"),
     ):
         pass
+
+
+def test_programs_are_told_to_ask_again_while_the_service_is_away(
+    service: FakeService, moved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By status 503, after which clients of OpenAI's protocol ask again."""
+    config = serve.ServeConfig.from_flat(policy=moved, engine="tinker:http://new")
+    with TemporaryDirectory() as folder:
+        player = Player("policy", config.policy, None)
+        agent = Players(PlayersSetup(config, (player,), serve.Programs, Path(folder))).agent(player)
+
+    async def away(self: FakeAdapter, *more: Any) -> Any:
+        raise GoneError("http://fake does not answer")
+
+    monkeypatch.setattr(FakeAdapter, "write", away)
+    request = SimpleNamespace(
+        max_tokens=4, temperature=1.0, turns=(), observation=Observation((Message("user", "Go"),), replies=True)
+    )
+    server = serve.PolicyServer(agent, config)
+    try:
+        with pytest.raises(RequestError, match="does not answer") as caught:
+            asyncio.run(server.reply("", request))
+    finally:
+        server.thread.close()
+    assert caught.value.status == 503
