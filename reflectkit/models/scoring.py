@@ -107,8 +107,8 @@ def choice_logprobs(
     share: read what prompts begin with once, if the model allows. separately: each label is read
     alone, and its score is `label_scores`.
 
-    Returns ------- logprobs_BK: normalised over each row's own labels; -inf where a row has fewer
-    than K. hidden_BD: the last position's hidden state, for a critic.
+    Returns (logprobs_BK, hidden_BD): normalised over each row's own labels, and -inf where a row
+    has fewer than K; the last position's hidden state, for a critic.
     """
     if separately:
         scores_BK, hidden_BD = label_scores(model, prompts, labels, pad_id=pad_id)
@@ -118,30 +118,33 @@ def choice_logprobs(
     tries = [trie(tuple(row)) for row in labels]
     children = [node.children for tree in tries for node in tree.nodes]
     width = max(map(len, children))
-    children_NC = torch.tensor(
-        [[*row, *[row[0]] * (width - len(row))] for row in children], device=device
-    )
+    padded = [[*row, *[row[0]] * (width - len(row))] for row in children]
+    children_NC = torch.tensor(padded, device=device)
     count_N1 = torch.tensor([[len(row)] for row in children], device=device)
     legal_NC = torch.arange(width, device=device) < count_N1
+
     # 2. Their hidden states and logits
     has_chains = any(tree.chains for tree in tries)
     together = has_chains and not share and reads_branches(model)
     rows, nodes = _rows_and_nodes(prompts, tries, together)
     plan = None
     if not together:
-        plan = _plan(model, [row.stem for row in rows], len(prompts), share or has_chains)
+        stems = [row.stem for row in rows]
+        plan = _plan(model, stems, len(prompts), share or has_chains)
     if plan is not None:
         bare = model.model if is_scorer(model) else model
         hidden_ND = read(trunk_of(bare), plan, pad_id).hidden_at(nodes)
         logits_NC = head_logits(bare, hidden_ND, children_NC)
     else:
         hidden_ND, logits_NC = _score_rows(model, rows, nodes, children_NC, pad_id)
+
     # 3. Log-probabilities of the children of each node, and of the labels as sums along their paths
     logits_NC = logits_NC.float().masked_fill(~legal_NC, float("-inf"))
     logprobs_NC = torch.log_softmax(logits_NC / temperature, dim=-1)
     if len(children) == len(prompts):  # labels part at the root alone
         return logprobs_NC, hidden_ND
-    roots = list(itertools.accumulate((len(tree.nodes) for tree in tries), initial=0))[:-1]
+    sizes = [len(tree.nodes) for tree in tries]
+    roots = list(itertools.accumulate(sizes, initial=0))[:-1]
     logprobs_BK = along_paths(logprobs_NC, tries, roots)
     return logprobs_BK, hidden_ND[torch.tensor(roots, device=device)]
 
@@ -156,8 +159,11 @@ def _plan(
     bare = model.model if type(model) is Scorer else model
     sampling = not torch.is_grad_enabled()
     if share and can_share(bare):
-        return plan_tree(rows, most=max(CHAINS, prompts) if sampling else None)
-    if sampling and not is_scorer(model) and has_plain_head(bare) and attends_to_all(bare):
+        most = max(CHAINS, prompts) if sampling else None
+        return plan_tree(rows, most=most)
+    if not sampling or is_scorer(model):
+        return None
+    if has_plain_head(bare) and attends_to_all(bare):
         return plan_common_prefix(rows)
     return None
 
@@ -172,9 +178,10 @@ def _score_rows(
     """(hidden_ND, logits) at N (row, place) pairs in one pass; see `Scorer.forward`."""
     device = next(model.parameters()).device
     scorer = model if is_scorer(model) else Scorer(model)
-    row_N, place_N = (torch.tensor(column, device=device) for column in zip(*nodes, strict=True))
+    row_N, place_N = torch.tensor(nodes, device=device).unbind(dim=1)
     arguments = pass_arguments(rows, pad_id, device)
-    return scorer(arguments.pop("input_ids"), row_N, place_N, label_ids_NK, **arguments)
+    input_ids_BT = arguments.pop("input_ids")
+    return scorer(input_ids_BT, row_N, place_N, label_ids_NK, **arguments)
 
 
 def label_scores(
@@ -191,51 +198,52 @@ def label_scores(
     prompt and as many of its labels as fit into a row are read together, hidden from one another.
     Arguments are those of `choice_logprobs`.
 
-    Returns ------- scores_BK: in float32; -inf where a row has fewer than K. hidden_BD: the
-    prompts' last hidden state.
+    Returns (scores_BK, hidden_BD): in float32, and -inf where a row has fewer than K; the prompts'
+    last hidden state.
     """
     device = next(model.parameters()).device
+    keys = [tuple(prompt) for prompt in prompts]
+
     # 1. The different labels of each prompt, in parts that fit into a row
     labels_of: dict[tuple[int, ...], dict[Path, int]] = {}
-    for prompt, row in zip(map(tuple, prompts), labels, strict=True):
+    for prompt, row in zip(keys, labels, strict=True):
         numbers = labels_of.setdefault(prompt, {})
         for path in row:
             numbers.setdefault(path, len(numbers))
-    bare = model.model if is_scorer(model) else model
-    together = (
-        takes_masks(bare)
-        and has_plain_head(bare)
-        and takes_positions(bare)
-        and attends_to_all(bare)
-    )
+    together = _hides_branches(model.model if is_scorer(model) else model)
     parts: list[tuple[tuple[int, ...], Trie]] = []
     for prompt, numbers in labels_of.items():
-        for group in _groups(tuple(numbers), together, max(ROW, 2 * len(prompt))):
+        most_tokens = max(ROW, 2 * len(prompt))
+        for group in _groups(tuple(numbers), together, most_tokens):
             parts.append((prompt, apart(group)))
+
     # 2. Several passes of similar rows; only one of a model that is spread over processes
     order = sorted(range(len(parts)), key=lambda number: _row_length(parts[number]))
-    spread = is_scorer(model) and type(model) is not Scorer
-    most = len(parts) if spread else max(1, PASS // max(1, _row_length(parts[order[-1]])))
+    is_spread = is_scorer(model) and type(model) is not Scorer
+    longest = max(1, _row_length(parts[order[-1]]))
+    most_parts = len(parts) if is_spread else max(1, PASS // longest)
     scores: dict[int, torch.Tensor] = {}
     hidden: dict[int, torch.Tensor] = {}
-    for first in range(0, len(order), most):
-        numbers_here = order[first : first + most]
+    for first in range(0, len(order), most_parts):
+        numbers_here = order[first : first + most_parts]
         stems = [parts[number][0] for number in numbers_here]
         tries = [parts[number][1] for number in numbers_here]
         rows, nodes = _rows_and_nodes(stems, tries, together)
-        end_N1 = torch.tensor(
-            [node.children for tree in tries for node in tree.nodes], device=device
-        )
+        ends = [node.children for tree in tries for node in tree.nodes]
+        end_N1 = torch.tensor(ends, device=device)
         hidden_ND, logits_N1 = _score_rows(model, rows, nodes, end_N1, pad_id)
+        # The root of a part is the prompt's end; each other node is the end of a label
         sizes = [len(tree.nodes) for tree in tries]
-        for number, states, logits in zip(
-            numbers_here, hidden_ND.split(sizes), logits_N1.split(sizes), strict=True
-        ):
-            scores[number] = logits[1:, 0].float()
-            hidden[number] = states[0]
-    # 3. The labels of each row
+        hidden_of_parts = hidden_ND.split(sizes)
+        logits_of_parts = logits_N1.split(sizes)
+        for place, number in enumerate(numbers_here):
+            hidden[number] = hidden_of_parts[place][0]
+            scores[number] = logits_of_parts[place][1:, 0].float()
+
+    # 3. All scores, one after another, and where those of each prompt begin
+    score_parts = [scores[number] for number in range(len(parts))]
     no_score = hidden_ND.new_zeros(1).float()
-    scores_P = torch.cat([*(scores[number] for number in range(len(parts))), no_score])
+    scores_P = torch.cat([*score_parts, no_score])
     begins: dict[tuple[int, ...], int] = {}
     state_of: dict[tuple[int, ...], torch.Tensor] = {}
     count = 0
@@ -243,13 +251,19 @@ def label_scores(
         begins.setdefault(prompt, count)
         state_of.setdefault(prompt, hidden[number])
         count += len(tree.chains)
-    index_BK = torch.full((len(prompts), max(map(len, labels))), count)
-    for place, (prompt, row) in enumerate(zip(map(tuple, prompts), labels, strict=True)):
-        numbers, start = labels_of[prompt], begins[prompt]
-        index_BK[place, : len(row)] = torch.tensor([start + numbers[path] for path in row])
+
+    # 4. The labels of each row
+    width = max(map(len, labels))
+    index_BK = torch.full((len(prompts), width), count)
+    for place, (prompt, row) in enumerate(zip(keys, labels, strict=True)):
+        start = begins[prompt]
+        numbers = labels_of[prompt]
+        index = [start + numbers[path] for path in row]
+        index_BK[place, : len(row)] = torch.tensor(index)
     index_BK = index_BK.to(device)
     scores_BK = scores_P[index_BK].masked_fill(index_BK == count, float("-inf"))
-    return scores_BK, torch.stack([state_of[tuple(prompt)] for prompt in prompts])
+    hidden_BD = torch.stack([state_of[prompt] for prompt in keys])
+    return scores_BK, hidden_BD
 
 
 def _groups(
@@ -274,7 +288,8 @@ def _groups(
 
 
 def _row_length(part: tuple[Sequence[int], Trie]) -> int:
-    return len(part[0]) + sum(map(len, part[1].chains))
+    prompt, tree = part
+    return len(prompt) + sum(map(len, tree.chains))
 
 
 def token_logprobs(
@@ -292,30 +307,36 @@ def token_logprobs(
     them. share: see `choice_logprobs`. whole: return the distributions too. entropy_learns: whether
     the entropy needs gradients.
 
-    Returns ------- logprob_N, entropy_N: of the N marked tokens, row by row, and of the
-    distributions that they are from. hidden_ND: of the position before each marked token.
-    logprobs_NV: over the vocabulary at the same positions; (N, 0) unless `whole`. Raises ValueError
-    if a row's first token is marked.
+    Returns (logprob_N, entropy_N, hidden_ND, logprobs_NV): of the N marked tokens, row by row; of
+    the distributions that they are from; the hidden state before each; over the vocabulary at the
+    same positions, (N, 0) unless `whole`. Raises ValueError if a row's first token is marked.
     """
     device = next(model.parameters()).device
-    places_of_tokens: list[tuple[int, int]] = []
-    for row, mask in enumerate(masks):
-        places_of_tokens += [(row, place) for place, is_marked in enumerate(mask) if is_marked]
-    if any(place == 0 for _, place in places_of_tokens):
+    # 1. The marked tokens, and the places before them
+    tokens: list[list[int]] = []
+    places: list[tuple[int, int]] = []
+    for number, (row, mask) in enumerate(zip(rows, masks, strict=True)):
+        for place, is_marked in enumerate(mask):
+            if is_marked:
+                tokens.append([row[place]])
+                places.append((number, place - 1))
+    if any(place < 0 for _, place in places):
         raise ValueError("a row's first token has nothing before it and cannot be scored")
-    tokens_N1 = torch.tensor([[rows[row][place]] for row, place in places_of_tokens], device=device)
-    # 1. The hidden states before the marked tokens, and their logits where these fit into memory at
-    # once
-    places = [(row, place - 1) for row, place in places_of_tokens]
+    tokens_N1 = torch.tensor(tokens, device=device)
+    count = len(places)
+
+    # 2. The hidden states there, and their logits where these fit into memory at once
     bare = model.model if type(model) is Scorer else model
-    blockwise = not whole and logits_at_once(bare, len(places_of_tokens)) < len(places_of_tokens)
+    blockwise = not whole and logits_at_once(bare, count) < count
     if blockwise or (share and can_share(bare)):
         hidden_ND = _hidden(bare, rows, places, pad_id, share)
         logits_NV = None if blockwise else head_logits(bare, hidden_ND, None)
     else:
-        hidden_ND, logits_NV = _score_rows(model, [Row(row) for row in rows], places, None, pad_id)
-    # 2. Log-probabilities and entropies, for a block of tokens at a time or for all
-    none_NV = hidden_ND.new_zeros(len(places_of_tokens), 0)
+        stems = [Row(row) for row in rows]
+        hidden_ND, logits_NV = _score_rows(model, stems, places, None, pad_id)
+
+    # 3. Log-probabilities and entropies, for a block of tokens at a time or for all
+    none_NV = hidden_ND.new_zeros(count, 0)
     if logits_NV is None:
         head = unwrapped(bare).get_output_embeddings()
         blocks = _Blockwise.apply(hidden_ND, head, tokens_N1, temperature, entropy_learns)
@@ -325,7 +346,9 @@ def token_logprobs(
         logits_NV = logits_NV / temperature
     logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
     logprob_N = logprobs_NV.gather(1, tokens_N1).squeeze(1)
-    return logprob_N, entropy(logprobs_NV), hidden_ND, logprobs_NV if whole else none_NV.float()
+    entropy_N = entropy(logprobs_NV)
+    distributions = logprobs_NV if whole else none_NV.float()
+    return logprob_N, entropy_N, hidden_ND, distributions
 
 
 def _hidden(
@@ -338,14 +361,15 @@ def _hidden(
     """The last hidden states (N, D) at N (row, place) pairs, with gradients. share: see
     `choice_logprobs`.
     """
+    trunk = trunk_of(model)
     if share and can_share(model):
-        return read(trunk_of(model), plan_tree(rows), pad_id).hidden_at(places)
+        reading = read(trunk, plan_tree(rows), pad_id)
+        return reading.hidden_at(places)
     device = next(model.parameters()).device
-    hidden_BTD = trunk_of(model)(
-        input_ids=right_pad(rows, pad_id, device), use_cache=False
-    ).last_hidden_state
-    index_N2 = torch.tensor(places, device=device)
-    return hidden_BTD[index_N2[:, 0], index_N2[:, 1]]
+    input_ids_BT = right_pad(rows, pad_id, device)
+    output = trunk(input_ids=input_ids_BT, use_cache=False)
+    row_N, place_N = torch.tensor(places, device=device).unbind(dim=1)
+    return output.last_hidden_state[row_N, place_N]
 
 
 def logits_at_once(model: Any, count: int) -> int:
@@ -355,15 +379,16 @@ def logits_at_once(model: Any, count: int) -> int:
     if is_scorer(model) or not has_plain_head(model):
         return count
     head = unwrapped(model).get_output_embeddings()
-    return (
-        min(count, _block(head))
-        if type(head) is nn.Linear and not head.weight.requires_grad
-        else count
-    )
+    if type(head) is not nn.Linear or head.weight.requires_grad:
+        return count
+    return min(count, _block(head))
 
 
 def _block(head: nn.Linear) -> int:
-    return max(1, BLOCK.get(head.weight.device.type, BLOCK["cuda"]) // len(head.weight))
+    """How many tokens have their logits at once."""
+    numbers = BLOCK.get(head.weight.device.type, BLOCK["cuda"])
+    vocabulary = len(head.weight)
+    return max(1, numbers // vocabulary)
 
 
 class _Blockwise(torch.autograd.Function):
@@ -384,40 +409,42 @@ class _Blockwise(torch.autograd.Function):
         temperature: float,
         entropy_learns: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        parts: list[list[torch.Tensor]] = [[], [], [], []]
-        for hidden, tokens in zip(
-            hidden_ND.split(_block(head)), tokens_N1.split(_block(head)), strict=True
-        ):
+        learns = ctx.needs_input_grad[0]
+        logprob_parts: list[torch.Tensor] = []
+        entropy_parts: list[torch.Tensor] = []
+        logprob_slopes: list[torch.Tensor] = []
+        entropy_slopes: list[torch.Tensor] = []
+        size = _block(head)
+        blocks = zip(hidden_ND.split(size), tokens_N1.split(size), strict=True)
+        for hidden, tokens in blocks:
             # 1. Log-probabilities and entropies of a block
             logprobs = torch.log_softmax(head(hidden).float().div_(temperature), dim=-1)
             shares = logprobs.exp()
-            parts[0].append(logprobs.gather(1, tokens).squeeze(1))
+            logprob_parts.append(logprobs.gather(1, tokens).squeeze(1))
             entropies = torch.linalg.vecdot(shares, logprobs).neg_()
-            parts[1].append(entropies)
+            entropy_parts.append(entropies)
+
             # 2. Their gradients down to the hidden states, in the memory of the logits
-            if ctx.needs_input_grad[0] and entropy_learns:
+            if learns and entropy_learns:
                 slope = logprobs.add_(entropies[:, None]).mul_(shares).div_(-temperature)
-                parts[3].append(slope.to(head.weight.dtype) @ head.weight)
-            if ctx.needs_input_grad[0]:
-                slope = (
-                    shares.neg_()
-                    .scatter_add_(1, tokens, shares.new_ones(tokens.shape))
-                    .div_(temperature)
-                )
-                parts[2].append(slope.to(head.weight.dtype) @ head.weight)
-        ctx.save_for_backward(*(torch.cat(slopes) for slopes in parts[2:] if slopes))
-        return torch.cat(parts[0]), torch.cat(parts[1])
+                entropy_slopes.append(slope.to(head.weight.dtype) @ head.weight)
+            if learns:
+                ones = shares.new_ones(tokens.shape)
+                slope = shares.neg_().scatter_add_(1, tokens, ones).div_(temperature)
+                logprob_slopes.append(slope.to(head.weight.dtype) @ head.weight)
+
+        # 3. All blocks; what has no gradient is not kept
+        slopes = [torch.cat(part) for part in (logprob_slopes, entropy_slopes) if part]
+        ctx.save_for_backward(*slopes)
+        return torch.cat(logprob_parts), torch.cat(entropy_parts)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        slopes = zip(ctx.saved_tensors, gradients, strict=False)
-        return (
-            sum(slope * gradient[:, None].to(slope.dtype) for slope, gradient in slopes),
-            None,
-            None,
-            None,
-            None,
-        )
+        parts = []
+        for slope, gradient_N in zip(ctx.saved_tensors, gradients, strict=False):
+            parts.append(slope * gradient_N[:, None].to(slope.dtype))
+        hidden_gradient_ND = sum(parts)
+        return hidden_gradient_ND, None, None, None, None
 
 
 class _Entropy(torch.autograd.Function):
@@ -433,8 +460,12 @@ class _Entropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient_B: torch.Tensor) -> torch.Tensor:
         (logprobs_BK,) = ctx.saved_tensors
-        share_BK, down_B1 = logprobs_BK.exp(), -gradient_B[..., None]
-        return _finite(logprobs_BK).mul_(down_B1).mul_(share_BK).add_(share_BK.mul_(down_B1))
+        share_BK = logprobs_BK.exp()
+        down_B1 = -gradient_B[..., None]
+        # -gradient · p · (log p + 1), in the memory of its two terms
+        first_BK = _finite(logprobs_BK).mul_(down_B1).mul_(share_BK)
+        second_BK = share_BK.mul_(down_B1)
+        return first_BK.add_(second_BK)
 
 
 def _finite(logprobs_BK: torch.Tensor) -> torch.Tensor:
@@ -470,13 +501,15 @@ def reads_branches(model: Any) -> bool:
     """
     if next(model.parameters()).device.type == "cpu":
         return False
-    inner = model.model if is_scorer(model) else model
-    return (
-        takes_masks(inner)
-        and has_plain_head(inner)
-        and takes_positions(inner)
-        and attends_to_all(inner)
-    )
+    return _hides_branches(model.model if is_scorer(model) else model)
+
+
+def _hides_branches(model: Any) -> bool:
+    """Whether the model reads branches exactly: a mask can hide them from one another, and
+    positions can begin again. model: no Scorer.
+    """
+    takes_layout = takes_masks(model) and takes_positions(model)
+    return takes_layout and has_plain_head(model) and attends_to_all(model)
 
 
 def _rows_and_nodes(
@@ -519,15 +552,14 @@ def along_paths(
     index_BKS = torch.full((len(tries), most, longest), certain)
     for row, (root, tree) in enumerate(zip(roots, tries, strict=True)):
         for label, path in enumerate(tree.steps):
-            index_BKS[row, label, : len(path)] = torch.tensor(
-                [(root + node) * width + child for node, child in path]
-            )
+            index = [(root + node) * width + child for node, child in path]
+            index_BKS[row, label, : len(path)] = torch.tensor(index)
+    # The sums, of which those without a path are not legal
     flat = torch.cat([logprobs_NC.flatten(), logprobs_NC.new_zeros(1)])
-    legal_BK = torch.tensor(
-        [[True] * len(tree.steps) + [False] * (most - len(tree.steps)) for tree in tries]
-    )
+    count_B1 = torch.tensor([[len(tree.steps)] for tree in tries], device=flat.device)
+    legal_BK = torch.arange(most, device=flat.device) < count_B1
     logprobs_BK = flat[index_BKS.to(flat.device)].sum(dim=-1)
-    return logprobs_BK.masked_fill(~legal_BK.to(flat.device), float("-inf"))
+    return logprobs_BK.masked_fill(~legal_BK, float("-inf"))
 
 
 def head_logits(
@@ -541,13 +573,11 @@ def head_logits(
     are equally likely would differ.
     """
     head = unwrapped(model).get_output_embeddings()
-    if (
-        label_ids_NK is not None
-        and type(head) is nn.Linear
-        and head.weight.shape[-1] == hidden_ND.shape[-1]
-    ):
+    # A LoRA, quantised or sharded head computes its own rows
+    has_rows = type(head) is nn.Linear and head.weight.shape[-1] == hidden_ND.shape[-1]
+    if label_ids_NK is not None and has_rows:
         rows_NKD = head.weight[label_ids_NK].float()
         logits_NK = torch.einsum("nd,nkd->nk", hidden_ND.float(), rows_NKD)
         return logits_NK if head.bias is None else logits_NK + head.bias[label_ids_NK]
-    logits_NV = head(hidden_ND)  # a LoRA, quantised or sharded head computes its own rows
+    logits_NV = head(hidden_ND)
     return logits_NV if label_ids_NK is None else logits_NV.gather(1, label_ids_NK)
