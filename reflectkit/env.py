@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 from reflectkit.config import Config, NoSettings, build, option
 from reflectkit.errors import ConfigError, DataError, IllegalActionError, brief
 from reflectkit.types import (
+    Answer,
     Decision,
     Message,
     Observation,
@@ -283,6 +284,10 @@ class Env:
     """
     acts: ClassVar[Literal["choice", "tools", "text"]] = "choice"
     """How the agent acts: by a choice from a list, by calls of tools, or in words."""
+    answers_with: ClassVar[Answer | Literal[""]] = ""
+    """What a policy learns to answer from demonstrations unless `--answer` says otherwise. Empty:
+    the number of a choice where all states have the same list, and its words where lists differ.
+    """
     remote: ClassVar[bool] = False
     """Whether `reset` and `step` block while they wait; they are then called in threads."""
     max_concurrency: ClassVar[int] = 2**31

@@ -25,12 +25,13 @@ from benchmarks.learning.results import MISSING, digest, file_digest, game_diges
 from benchmarks.learning.values import FIRST_SEED, STARTS, Values
 from reflectkit.commands import sft
 from reflectkit.console import Quiet
+from reflectkit.data.sft_rows import Lesson, plain_row, usual_form
 from reflectkit.errors import ReflectkitError
 from reflectkit.jsonl import append, locked, rewrite, salvaged, write_jsonl
 from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.models.hub import silence_libraries
 from reflectkit.models.load import load_player
-from reflectkit.prompts import REFLECTION_MARKER, label, policy_prompt
+from reflectkit.prompts import REFLECTION_MARKER, label
 from reflectkit.seeding import generator
 from reflectkit.types import Message, Observation
 
@@ -137,11 +138,13 @@ def train(
     game: Game, role: str, steps: Sequence[Step], text: Callable[[State], str], seed: int, folder: Path
 ) -> Training:
     """Train by `sft` in `folder`, without flags. text: what a player reads in a state."""
-    rows = []
+    # Rows as gen-sft writes them
+    lessons = []
     for step in steps:
         observation = Observation((Message("user", text(step.state)),), step.options)
-        rows.append({"prompt": policy_prompt(observation), "completion": label(step.best)})
-    write_jsonl(folder / "rows.jsonl", rows)
+        lessons.append(Lesson(observation, "", label(step.best), "positive"))
+    form = usual_form(lessons)
+    write_jsonl(folder / "rows.jsonl", [plain_row(lesson.answered_in(form)) for lesson in lessons])
     config = sft.SFTConfig.from_flat(
         env=choice_env(Values(game, starts=0)),
         role=role,
@@ -157,7 +160,7 @@ def train(
     cpu_seconds = round(time.process_time() - started, 1)
     (checkpoint,) = report.outputs
     held_out = model_facts(checkpoint).get("validation_accuracy")
-    return Training(checkpoint, len(rows), report.figures["steps"], cpu_seconds, held_out)
+    return Training(checkpoint, len(lessons), report.figures["steps"], cpu_seconds, held_out)
 
 
 def imitate(name: str, demonstrations: int, seed: int, folder: Path) -> dict[str, Any]:

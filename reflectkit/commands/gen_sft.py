@@ -33,6 +33,7 @@ from reflectkit.data.sft_rows import (
     policy_row,
     reflection_row,
     think_row,
+    usual_form,
     typed_rows,
 )
 from reflectkit.decisions.labelled import labelled, read_labelled
@@ -46,7 +47,7 @@ from reflectkit.prompts import PROMPT_VERSION
 from reflectkit.runs.run import RunConfig, open_run, write_permission
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
-from reflectkit.types import SCORE, Answer
+from reflectkit.types import SCORE, TEXT
 
 EXAMPLES = (
     "reflectkit gen-sft --env taxi",
@@ -126,11 +127,11 @@ class GenSFTConfig(Config):
         " outcomes are the"
         " answers in hindsight; writes nothing else.",
     )
-    answer: Answer = option(
-        "label",
+    answer: Literal["", "label", "text", "score"] = option(
+        "",
         help="What the policy answers where it chooses: label (the choice's number), text (its own"
-        " words) or"
-        " score (each choice is read alone and given a score).",
+        " words) or score (each choice is read alone and given a score). Default: label, but text in"
+        " an environment of your own whose choices change.",
         essential=True,
     )
     repeats: int = option(
@@ -237,10 +238,15 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
                 source,
                 records,
                 progress,
-                answer=config.answer,
+                answer=config.answer or config.env.kind.answers_with or TEXT,
                 repeats=config.repeats,
                 typed=config.questions,
             )
+            if not config.answer and not config.env.kind.answers_with:
+                form = usual_form(steps)
+                steps = [step.answered_in(form) for step in steps]
+                if form == TEXT:
+                    progress.news("choices change, so the policy answers in words (--answer text)")
         if not steps and faults:
             raise DataError(source, f"no demonstration can be used: {', '.join(faults)}")
         if not steps:

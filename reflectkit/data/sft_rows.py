@@ -15,7 +15,7 @@ policy's turns of one conversation are one row, with those after the first in it
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,17 @@ from reflectkit.prompts import (
     thinking_prompt,
     with_comments,
 )
-from reflectkit.types import AGENT_MARKER, ANSWERS, SCORE, Observation, StateQuestion, ToolUse, Turn
+from reflectkit.types import (
+    AGENT_MARKER,
+    ANSWERS,
+    SCORE,
+    TEXT,
+    Answer,
+    Observation,
+    StateQuestion,
+    ToolUse,
+    Turn,
+)
 
 ORIGINAL_MARKERS = ("# Action:\n", "# Analyze:\n")
 """Before the completion in the original's rows: the action where there is one, else the comment."""
@@ -78,6 +88,16 @@ class Lesson:
         """The index of the answer among the choices, which the observation must have."""
         return answers(self.observation.choices, self.form).index(self.completion)
 
+    def answered_in(self, form: str) -> Lesson:
+        """The same step, answered in another form where it chooses. Raises ConfigError."""
+        choices = self.observation.choices
+        return replace(
+            self,
+            completion=answers(choices, form)[self.choice] if choices else self.completion,
+            form=form,
+            earlier=tuple(step.answered_in(form) for step in self.earlier),
+        )
+
     @property
     def answer_form(self) -> dict[str, Any]:
         """What its rows say of the form of their answer; nothing if that is the usual one."""
@@ -85,6 +105,15 @@ class Lesson:
             return {}
         options = {"options": list(self.observation.choices)} if self.form == SCORE else {}
         return {"answer": self.form, **options}
+
+
+def usual_form(steps: Iterable[Lesson]) -> Answer:
+    """The form in which a policy learns to answer: the number of a choice where all states have the
+    same list. Where lists differ, a number means another choice each time, which small models learn
+    badly; there, the choice's words.
+    """
+    lists = {step.observation.choices for step in steps if step.observation.choices}
+    return TEXT if len(lists) > 1 else ANSWERS[0]
 
 
 def lessons(episodes: Sequence[Sequence[Turn]], form: str = ANSWERS[0]) -> list[Lesson]:

@@ -341,6 +341,7 @@ class Taxi(ChoiceEnv):
     """
 
     name: ClassVar[str] = "taxi"
+    answers_with = "label"
     levels: ClassVar[tuple[str, ...]] = LEVELS
     choices: ClassVar[tuple[str, ...]] = ACTIONS
     taskset: ClassVar[Taskset] = TaxiTasks()

@@ -109,6 +109,56 @@ def test_sft_rows_are_the_prompts_that_the_agent_sees(
         assert rows["sft_reflection"][index] == (asked[index], f" {decision.reflection}")
 
 
+TABLE = """
+import random
+from reflectkit import Teacher
+
+class Knows(Teacher):
+    def action(self):
+        return self.env.choices.index(self.env.wanted)
+
+    def comment(self, generator):
+        return f"Take the {self.env.wanted}."
+
+class Table:
+    teacher_type = Knows
+    horizon = 1
+    things = ["apple", "bread", "candle"]
+    choices = things
+    moves = True
+
+    def reset(self, seed):
+        chance = random.Random(seed)
+        self.choices = chance.sample(self.things, 3) if self.moves else self.things
+        self.wanted = chance.choice(self.things)
+        return f"Somebody asks for the {self.wanted}."
+
+    def step(self, choice):
+        return "", float(choice == self.wanted), True
+
+class Still(Table):
+    moves = False
+"""
+
+
+@pytest.mark.parametrize(("name", "flags", "form"), [("Table", [], "text"), ("Still", [], "label"),
+    ("Table", ["--answer", "label"], "label"), ("Still", ["--answer", "text"], "text")])  # fmt: skip
+def test_choices_that_move_are_answered_in_words(name: str, flags: list[str], form: str) -> None:
+    Path("table.py").write_text(TABLE)
+    env = ["--env", f"table.py:{name}"]
+    assert main(["gen-trajectory", *env, "--demonstrations", "20"]) == 0
+    assert main(["split", *env]) == 0
+    assert main(["gen-sft", *env, *flags, "--out-dir", "rows"]) == 0
+    for file in ("sft", "sft_policy"):
+        rows = [row for _, row in read_jsonl(Path(f"rows/{file}.jsonl"))]
+        assert {row.get("answer", "label") for row in rows} == {form}
+        for row in rows:
+            wanted = row["prompt"].partition("asks for the ")[2].partition(".")[0]
+            listed = row["prompt"].partition("Actions:\n")[2].splitlines()[:3]
+            right = next(line for line in listed if line.endswith(f" {wanted}"))
+            assert row["completion"] == (f" {wanted}" if form == "text" else right.removesuffix(f" {wanted}"))
+
+
 ASKED = {"role": "user", "content": "Which box?"}
 LOOK = {"type": "function", "function": {"name": "look", "arguments": '{"box":2}'}}
 LOGGED = [

@@ -192,6 +192,7 @@ class Alfworld(Env):
     """
 
     name: ClassVar[str] = "alfworld"
+    answers_with = "label"
     taskset: ClassVar[Taskset] = GameTasks()
     teacher_type: ClassVar[type[Teacher]] = AlfworldTeacher
     levels: ClassVar[tuple[str, ...]] = (*TYPES, ALL)

@@ -394,6 +394,7 @@ class AutoExplore(Env):
     """
 
     name: ClassVar[str] = "auto_explore"
+    answers_with = "label"
     taskset: ClassVar[Taskset] = Questions()
     teacher_type: ClassVar[type[Teacher]] = AutoExploreTeacher
     levels: ClassVar[tuple[str, ...]] = (*(str(depth) for depth in range(DEEPEST + 1)), ALL)

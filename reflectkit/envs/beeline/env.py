@@ -126,6 +126,7 @@ class Beeline(Env):
     """
 
     name: ClassVar[str] = "beeline"
+    answers_with = "label"
     horizons: ClassVar[dict[str, int]] = {"all": 100}
     Settings: ClassVar[type[Config]] = BeelineSettings
     taskset: ClassVar[Taskset] = BeelineTasks()
