@@ -33,8 +33,8 @@ from reflectkit.data.sft_rows import (
     policy_row,
     reflection_row,
     think_row,
-    usual_form,
     typed_rows,
+    usual_form,
 )
 from reflectkit.decisions.labelled import labelled, read_labelled
 from reflectkit.envs import RECORDS
