@@ -23,7 +23,11 @@ class InvalidRequestError(Exception):
         self.detail = list(detail)
 
 
-def invalid(message: str, kind: str, *place: str | int) -> InvalidRequestError:
+def invalid(
+    message: str,
+    kind: str,
+    *place: str | int,
+) -> InvalidRequestError:
     """The error of a request for one reason. place: keys and indices that lead to what is wrong in the body."""
     return InvalidRequestError([{"loc": ["body", *place], "msg": message, "type": kind}])
 

@@ -56,7 +56,11 @@ def read_labelled(path: Path) -> list[LabelledDecision]:
     return rows
 
 
-def labelled(row: Mapping[str, Any], path: Path | str, line: int | None = None) -> LabelledDecision:
+def labelled(
+    row: Mapping[str, Any],
+    path: Path | str,
+    line: int | None = None,
+) -> LabelledDecision:
     """A decision from its row. Raises DataError.
 
     state, question: a text, or a structure that is read as JSON. options: names, or each with its description; default:
@@ -118,7 +122,9 @@ def _options(value: Any, error: Callable[[str, str], DataError]) -> dict[str, An
 
 
 def _shares(
-    value: Any, names: Sequence[str], error: Callable[[str, str], DataError]
+    value: Any,
+    names: Sequence[str],
+    error: Callable[[str, str], DataError],
 ) -> tuple[float, ...]:
     """The probability of each option, from a list or by option; of options that are left out it is 0."""
     if isinstance(value, list) and len(value) == len(names):

@@ -278,7 +278,12 @@ class DecisionsRequest(BaseModel):
             named.append((question.name or str(number), question.question))
         return named
 
-    def response(self, answers: Sequence[Answer], usage: Usage, number: str) -> dict[str, Any]:
+    def response(
+        self,
+        answers: Sequence[Answer],
+        usage: Usage,
+        number: str,
+    ) -> dict[str, Any]:
         """The JSON value of the answers to all questions, in their order. number: names the request in records."""
         replies = []
         for question, answer in zip(self.questions, answers, strict=True):
@@ -317,7 +322,9 @@ def request_body(
 
 
 def read_probabilities(
-    answers: object, options: Sequence[str], more: Sequence[StateQuestion] = ()
+    answers: object,
+    options: Sequence[str],
+    more: Sequence[StateQuestion] = (),
 ) -> tuple[tuple[float, ...], ...]:
     """The probability of each option of each question, given the `answers` to `request_body`. Raises
     UnusableReplyError, and ModelRefusalError where the model declined to answer.

@@ -35,7 +35,10 @@ class Question:
     """As the model reads them (K)."""
 
     def observation(
-        self, state: str, comment: str | None = None, order: Sequence[int] = ()
+        self,
+        state: str,
+        comment: str | None = None,
+        order: Sequence[int] = (),
     ) -> Observation:
         """What the policy sees. comment: on the state. order: of the options, as their indices; default: as given."""
         # What an env's observation shows: the state, a comment, and what to decide

@@ -31,7 +31,9 @@ def checked(shares: Mapping[Any, Any], options: Sequence[str]) -> tuple[float, .
 
 
 def distribution(
-    values: Sequence[Any], tolerance: float, error: Callable[[str], Exception]
+    values: Sequence[Any],
+    tolerance: float,
+    error: Callable[[str], Exception],
 ) -> tuple[float, ...]:
     """`values` as probabilities whose sum is 1. tolerance: by how much it may miss 1. error: makes the error of a
     message, which is raised where they are none.

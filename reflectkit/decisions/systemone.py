@@ -151,7 +151,12 @@ class SystemOneRequest(BaseModel):
         """The questions with their names."""
         return [(name, question.question) for name, question in self.questions.items()]
 
-    def response(self, answers: Sequence[Answer], usage: Usage, number: str) -> dict[str, Any]:
+    def response(
+        self,
+        answers: Sequence[Answer],
+        usage: Usage,
+        number: str,
+    ) -> dict[str, Any]:
         """The JSON value of the answers to all questions, in their order. number: names the request in records."""
         replies = {}
         for (name, question), answer in zip(self.questions.items(), answers, strict=True):
@@ -189,7 +194,9 @@ def request_body(
 
 
 def read_probabilities(
-    answers: object, options: Sequence[str], more: Sequence[StateQuestion] = ()
+    answers: object,
+    options: Sequence[str],
+    more: Sequence[StateQuestion] = (),
 ) -> tuple[tuple[float, ...], ...]:
     """The probability of each option of each question, given the `answers` to `request_body`. Raises
     UnusableReplyError.

@@ -232,7 +232,11 @@ def _returns(episodes: Iterable[EpisodeRow]) -> Mapping[str, float]:
     return by_task((episode.task, float(episode.total_return)) for episode in episodes)
 
 
-def _rate(rates: Mapping[str, float], clusters: Mapping[str, str], trials: int) -> Estimate:
+def _rate(
+    rates: Mapping[str, float],
+    clusters: Mapping[str, str],
+    trials: int,
+) -> Estimate:
     """The mean of rates by task. trials: see `rate_interval`."""
     mean = sum(rates.values()) / max(1, len(rates))
     return Estimate.of(mean, rate_interval(by_cluster(rates, clusters), trials))
@@ -272,7 +276,9 @@ def _passes(
 
 
 def _figures(
-    episodes: Sequence[EpisodeRow], clusters: Mapping[str, str], ranges: Mapping[str, Range]
+    episodes: Sequence[EpisodeRow],
+    clusters: Mapping[str, str],
+    ranges: Mapping[str, Range],
 ) -> dict[str, Estimate]:
     """The mean of each figure with its 95 % interval by clusters of tasks: a rate's for a share, an amount's for what
     is never negative, and a t interval for any other.
@@ -300,7 +306,9 @@ def _figure_means(episodes: Sequence[EpisodeRow]) -> dict[str, Mapping[str, floa
 
 
 def _over_seeds(
-    row: PlayerRow, seeds: Sequence[PlayerRow], ranges: Mapping[str, Range]
+    row: PlayerRow,
+    seeds: Sequence[PlayerRow],
+    ranges: Mapping[str, Range],
 ) -> PlayerRow:
     """`row` with its intervals extended to those over the seeds' own rows."""
     # 1. Success and the return

@@ -92,7 +92,9 @@ def choice_forecast(probabilities: Sequence[float], right: Sequence[int]) -> For
     Forecast(confidence=0.5, hit=False, brier=0.5, log_score=0.6931471805599453)
     """
     likeliest = max(range(len(probabilities)), key=probabilities.__getitem__)
+    # Rounding may lift the sum of the right ones above 1
     share = min(1.0, math.fsum(probabilities[index] for index in right))
+    # Brier's score: a square for each wrong option, and one for all that are right
     squares = [value**2 for index, value in enumerate(probabilities) if index not in right]
     brier = math.fsum(squares) + (1 - share) ** 2
     return Forecast(probabilities[likeliest], likeliest in right, brier, _surprise(share))
@@ -167,6 +169,7 @@ def answer_forecasts(trajectory: Trajectory) -> dict[str, list[Forecast]]:
             right = _right_options(question, turn, trajectory)
             if not right:
                 continue
+            # Yes or no is an event; the likeliest action is a choice, even among two
             if len(shares) == 2 and question != LIKELY.name:
                 forecast = event_forecast(shares[0], 0 in right)
             else:
@@ -175,7 +178,11 @@ def answer_forecasts(trajectory: Trajectory) -> dict[str, list[Forecast]]:
     return forecasts
 
 
-def _right_options(question: str, turn: Turn, trajectory: Trajectory) -> list[int]:
+def _right_options(
+    question: str,
+    turn: Turn,
+    trajectory: Trajectory,
+) -> list[int]:
     """The options of a question about the state of a turn that are right; none where that is unknown."""
     if question == LIKELY.name:
         return best_choices(turn.info)
@@ -207,13 +214,11 @@ def critic_forecasts(episodes: Iterable[EpisodeRow]) -> TaskForecasts:
     returns: dict[bool, list[float]] = {True: [], False: []}
     with_values = []
     for episode in episodes:
-        if (
-            not episode.is_aborted
-            and episode.first_value is not None
-            and episode.success is not None
-        ):
-            with_values.append((episode, episode.first_value))
-            returns[episode.success].append(episode.total_return)
+        value = episode.first_value
+        if episode.is_aborted or value is None or episode.success is None:
+            continue
+        with_values.append((episode, value))
+        returns[episode.success].append(episode.total_return)
     if not (returns[True] and returns[False]):
         return {}
     failure = fmean(returns[False])
@@ -236,15 +241,17 @@ def calibration_row(clusters: ForecastClusters) -> CalibrationRow:
     forecasts = [forecast for cluster in clusters for forecast in cluster]
     briers = [[forecast.brier for forecast in cluster] for cluster in clusters]
     log_scores = [[forecast.log_score for forecast in cluster] for cluster in clusters]
-    error, *error_ends = calibration_error(clusters)
+    confidences = [[forecast.confidence for forecast in cluster] for cluster in clusters]
+    hit_count = sum(forecast.hit for forecast in forecasts)
+    error, low, high = calibration_error(clusters)
     return CalibrationRow(
         forecasts=len(forecasts),
         clusters=len(clusters),
-        confidence=math.fsum(forecast.confidence for forecast in forecasts) / len(forecasts),
-        hits=sum(forecast.hit for forecast in forecasts) / len(forecasts),
+        confidence=_mean(confidences),
+        hits=hit_count / len(forecasts),
         brier=Estimate.of(_mean(briers), amount_interval(briers)),
         log_score=Estimate.of(_mean(log_scores), amount_interval(log_scores)),
-        calibration_error=Estimate.of(error, (error_ends[0], error_ends[1])),
+        calibration_error=Estimate.of(error, (low, high)),
         bins=tuple(reliability(clusters)),
     )
 
@@ -272,7 +279,7 @@ def calibration_error(clusters: ForecastClusters) -> tuple[float, float, float]:
     """
     import numpy as np
 
-    # 1. The error
+    # 1. The error, from the sums of (hit - confidence) in each cluster and bin
     gaps_CB = np.zeros((len(clusters), BINS))
     counts_C = np.array([len(cluster) for cluster in clusters])
     for number, cluster in enumerate(clusters):
@@ -300,19 +307,20 @@ def reliability(clusters: ForecastClusters) -> list[ReliabilityBin]:
     """The bins that have forecasts, with the interval of their hits by cluster."""
     bins = []
     for number in range(BINS):
+        # The forecasts in the bin, by cluster
         inside = []
         for cluster in clusters:
             of_bin = [forecast for forecast in cluster if _bin(forecast.confidence) == number]
             if of_bin:
                 inside.append(of_bin)
-        forecasts = [forecast for cluster in inside for forecast in cluster]
-        if not forecasts:
+        if not inside:
             continue
+        # How often they came true, and how likely they were called
+        count = sum(map(len, inside))
         hits = [[float(forecast.hit) for forecast in cluster] for cluster in inside]
-        low, high = rate_interval(hits, len(forecasts))
-        confidence = math.fsum(forecast.confidence for forecast in forecasts) / len(forecasts)
-        rate = sum(forecast.hit for forecast in forecasts) / len(forecasts)
-        bins.append(ReliabilityBin(confidence, rate, low, high, len(forecasts)))
+        low, high = rate_interval(hits, count)
+        confidences = [[forecast.confidence for forecast in cluster] for cluster in inside]
+        bins.append(ReliabilityBin(_mean(confidences), _mean(hits), low, high, count))
     return bins
 
 

@@ -154,7 +154,9 @@ class _Rehearsal:
 
 
 def cost_of_playing(
-    config: EvaluateConfig, tasks: Mapping[str, Sequence[Task]], progress: Progress
+    config: EvaluateConfig,
+    tasks: Mapping[str, Sequence[Task]],
+    progress: Progress,
 ) -> Report:
     """What evaluate would ask chat models, and the cost (--dry-run). tasks: the problems by level."""
     planned = []

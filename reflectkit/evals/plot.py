@@ -247,7 +247,11 @@ def _draw_curve(
         panel.plot(places, values_SN.T, linewidth=0.7, alpha=0.5, **line)
 
 
-def draw_bars(figure: str, bars: Mapping[str, Mapping[str, Numbers]], out: Path) -> None:
+def draw_bars(
+    figure: str,
+    bars: Mapping[str, Mapping[str, Numbers]],
+    out: Path,
+) -> None:
     """Groups of bars with intervals: player → level → (mean, low, high)."""
     # 1. The picture, wide enough for all bars
     pyplot = pyplot_for_files()
@@ -373,7 +377,11 @@ def label_text(name: str) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
-def save_picture(picture: Any, panels: Sequence[Any], out: Path) -> None:
+def save_picture(
+    picture: Any,
+    panels: Sequence[Any],
+    out: Path,
+) -> None:
     """Write a figure as `out`, .png or .svg, the same bytes for the same data."""
     for panel in panels:
         for side in ("top", "right"):

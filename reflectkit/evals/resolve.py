@@ -68,7 +68,9 @@ def resolve_tasks(config: EvaluateConfig, progress: Progress) -> dict[str, list[
 
 
 def resolve(
-    config: EvaluateConfig, tasks: Mapping[str, Sequence[Task]], progress: Progress
+    config: EvaluateConfig,
+    tasks: Mapping[str, Sequence[Task]],
+    progress: Progress,
 ) -> EvaluationRun:
     """The run that plays `tasks`, the problems by level.
 
@@ -110,7 +112,9 @@ def resolve(
 
 
 def title_of(
-    config: EvaluateConfig, tasks: Mapping[str, Sequence[Task]], folders: Iterable[Path]
+    config: EvaluateConfig,
+    tasks: Mapping[str, Sequence[Task]],
+    folders: Iterable[Path],
 ) -> str:
     """The title of the table. It says whether the problems are held out from training, where that is certain. tasks:
     the problems by level. folders: those of the models that play.

@@ -315,7 +315,11 @@ def difference_ends(
     return sum(low) / 2, sum(high) / 2
 
 
-def _bisected(holds: Callable[[float], bool], yes: float, no: float) -> tuple[float, float]:
+def _bisected(
+    holds: Callable[[float], bool],
+    yes: float,
+    no: float,
+) -> tuple[float, float]:
     """The last value where it still `holds`, and the first where it does not, between one where it does and one where
     it does not.
     """
@@ -350,7 +354,11 @@ def flips(totals_C: Array, draws: int) -> tuple[Array, bool]:
     return signs_DC, is_exact
 
 
-def sign_flip_p(totals_C: Array, signs_DC: Array, is_exact: bool) -> float:
+def sign_flip_p(
+    totals_C: Array,
+    signs_DC: Array,
+    is_exact: bool,
+) -> float:
     """Two-sided p of the hypothesis that the sign of each cluster's total is random.
 
     is_exact: `signs_DC` has all patterns; otherwise it is a sample, to which the observed pattern is added.
@@ -409,7 +417,11 @@ def _t95(clusters: int) -> float:
     return float(stdtrit(clusters - 1, 0.975))
 
 
-def pass_at(k: int, right: int, tries: int) -> float:
+def pass_at(
+    k: int,
+    right: int,
+    tries: int,
+) -> float:
     """pass@k: probability that at least one of `k` of a task's `tries`, drawn without replacement, is right.
 
     Chen et al. 2021, eq. 1.
@@ -417,6 +429,10 @@ def pass_at(k: int, right: int, tries: int) -> float:
     return 1 - math.comb(tries - right, k) / math.comb(tries, k)
 
 
-def pass_all(k: int, right: int, tries: int) -> float:
+def pass_all(
+    k: int,
+    right: int,
+    tries: int,
+) -> float:
     """pass^k: probability that all `k` of them are right (Yao et al. 2024, tau-bench)."""
     return math.comb(right, k) / math.comb(tries, k)

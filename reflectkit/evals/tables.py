@@ -30,7 +30,11 @@ MANY_TESTS = (
 INTERVAL = "95 % interval"
 
 
-def tables_of(title: str, rows: Sequence[PlayerRow], episodes: Sequence[EpisodeRow]) -> list[Table]:
+def tables_of(
+    title: str,
+    rows: Sequence[PlayerRow],
+    episodes: Sequence[EpisodeRow],
+) -> list[Table]:
     """All tables of rows of players, and of the episodes that they come from."""
     tables = [players_table(title, rows)]
     if return_says_more(episodes) and _report_success(rows):
@@ -252,7 +256,11 @@ def differences_table(compared: Sequence[Difference], figure: str) -> Table:
     return paired_table(title, "first − second", [gap for gap in listed if gap.figure == figure])
 
 
-def ablations_table(effects: Sequence[AblationEffect], step: str, measure: str = SUCCESS) -> Table:
+def ablations_table(
+    effects: Sequence[AblationEffect],
+    step: str,
+    measure: str = SUCCESS,
+) -> Table:
     """Differences in `measure`, a share or the return, between arms and their ablations in evaluation `step`."""
     of_measure = f" in {_spaced(measure)}" if measure != SUCCESS else ""
     unit = "" if measure == RETURN else ", in points"
@@ -262,7 +270,11 @@ def ablations_table(effects: Sequence[AblationEffect], step: str, measure: str =
     )
 
 
-def paired_table(title: str, heading: str, compared: Sequence[Difference]) -> Table:
+def paired_table(
+    title: str,
+    heading: str,
+    compared: Sequence[Difference],
+) -> Table:
     """Paired differences as rows, in percentage points unless they are returns."""
     headings, p_cells = p_columns([gap.p for gap in compared])
     rows = []
@@ -345,7 +357,11 @@ def _percent(estimate: Estimate | None) -> tuple[float, float, float]:
     return 100 * estimate.mean, 100 * low, 100 * high
 
 
-def _interval(estimate: Estimate, unit: float, form: str) -> str:
+def _interval(
+    estimate: Estimate,
+    unit: float,
+    form: str,
+) -> str:
     """The ends of an interval, `unit` times as large, in the format `form`."""
     if estimate.low is None or estimate.high is None:
         return "unknown"

@@ -67,7 +67,9 @@ class _Texts(dict[str, int]):
 
 
 def write_page(
-    file: IO[bytes], sources: Sequence[Source], episodes: Iterable[tuple[int, Played]]
+    file: IO[bytes],
+    sources: Sequence[Source],
+    episodes: Iterable[tuple[int, Played]],
 ) -> int:
     """Write the page to `file`, with one block of episodes in memory at a time; returns the number of episodes.
 
@@ -262,7 +264,11 @@ def inspect_log(
     return file_name, text.encode() + b"\n"
 
 
-def _sample(episode: Played, epoch: int, player: str) -> dict[str, Any]:
+def _sample(
+    episode: Played,
+    epoch: int,
+    player: str,
+) -> dict[str, Any]:
     # 1. The messages
     messages: list[dict[str, Any]] = []
     ids: list[str] = []
