@@ -87,12 +87,11 @@ class Fit:
 
         All processes must call this.
         """
-        facts, keep = (
-            {**self.run.facts, **_marks(figures)},
-            self.run.config.checkpoints.keep_checkpoints,
-        )
+        facts = {**self.run.facts, **_marks(figures)}
+        keep = self.run.config.checkpoints.keep_checkpoints
         self.checkpoint = checkpoint.save(self.folder, self.trainer, self.run.settings, facts, keep)
         self.saved_step = self.trainer.step
+        # No process goes on before the checkpoint is whole
         self.trainer.processes.wait()
 
 
@@ -137,9 +136,9 @@ def fit(
             state.history.append(figures)
 
             # 2. Whether a checkpoint follows
-            is_best = bool(_marks(figures)) and figures["validation_return"] == max(
-                _returns(state.history)
-            )
+            is_validated = bool(_marks(figures))
+            is_best = is_validated and figures["validation_return"] == max(_returns(state.history))
+            # Where one process is told to stop, all stop after the same update
             is_stopping = several and any(trainer.processes.gather(bool(stop)))
             save_steps = run.config.checkpoints.save_steps
             ends_here = trainer.step in state.ends or state.has_lost_patience

@@ -73,7 +73,8 @@ async def by_return(
     comments: dict[int, list[Comment]] = {branch.episode.seed: [] for branch in branches}
     read: dict[int, bool | None] = {}
     episodes = [branch.episode for branch in branches]
-    for number in range(config.comments):  # one after the other, since they have the same seeds
+    # 1. Each comment is tried in a replay, one after the other, since they have the same seeds
+    for number in range(config.comments):
         replay = _Replay(agent, branches, number, config.temperature)
         replays = await play_all(episodes, make_env, replay, width=width, timeout_s=timeout_s)
         for branch, trajectory in zip(branches, replays, strict=True):
@@ -82,11 +83,13 @@ async def by_return(
                 reward = _return_from(trajectory, branch.turn, gamma)
                 comments[trajectory.seed].append(replace(comment, reward=reward))
         read |= replay.read
-    return [
-        Compared(tuple(row), read[seed])
-        for seed, row in comments.items()
-        if len(row) == config.comments
-    ]
+
+    # 2. States on which all comments could be tried
+    compared = []
+    for seed, row in comments.items():
+        if len(row) == config.comments:
+            compared.append(Compared(tuple(row), read[seed]))
+    return compared
 
 
 class _Replay:

@@ -37,9 +37,8 @@ def report(
     run, trainer, is_first = fit.run, fit.trainer, fit.trainer.processes.first
 
     # 1. Means over the last tenth of the updates, and the best checkpoint
-    figures = {"steps": trainer.step, "episodes": trainer.counters["episodes"]} | recent_figures(
-        fit.history
-    )
+    counts = {"steps": trainer.step, "episodes": trainer.counters["episodes"]}
+    figures = counts | recent_figures(fit.history)
     best = best_checkpoint(checkpoints(current.folder))
     if best is not None:
         figures["best_checkpoint"] = best.name
@@ -83,11 +82,15 @@ def recent_figures(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Means over the last tenth of the updates: of success, if each update has it, of the return,
     and of the env's own figures.
     """
-    recent = history[-max(1, len(history) // 10) :]
+    count = max(1, len(history) // 10)
+    recent = history[-count:]
+    # 1. What every environment has
     has_success = all("success_rate" in row for row in history)
     names = ["success_rate", "return"] if has_success else ["return"]
     figures = {name: fmean(row[name] for row in recent) if recent else None for name in names}
-    for name in dict.fromkeys(name for row in recent for name in row.get(NAMED, ())):
+    # 2. What this one counts; an update without it has 0
+    env_names = [name for row in recent for name in row.get(NAMED, ())]
+    for name in dict.fromkeys(env_names):
         figures.setdefault(name, fmean(row.get(name, 0.0) for row in recent))
     return figures
 
@@ -115,6 +118,7 @@ def has_risen(returns: Sequence[float]) -> bool:
     >>> has_risen([0.0, 0.2, 0.1, 0.4, 0.8, 0.9]), has_risen([0.0, 0.2, 0.1, 0.1, 0.0, 0.2])
     (True, False)
     """
+    # A standard error takes two values
     count = len(returns) // 3
     if count < 2:
         return False
@@ -140,8 +144,12 @@ def cost_of_comments(
             PlannedCalls(str(endpoint), level, tasks[:SAMPLED], episodes, [endpoint], comment_alone)
         )
 
+    # 1. Training, with equally many updates at each level
+    episodes = config.max_steps * config.episodes / len(problems.levels)
     for names, level in zip(problems.stages, problems.levels, strict=True):
-        plan(names[-1], level.tasks, config.max_steps * config.episodes / len(problems.levels))
+        plan(names[-1], level.tasks, episodes)
+
+    # 2. Validation; the last update is followed by one
     validation = problems.validation
     if validation is not None and config.validate_steps:
         times = -(-config.max_steps // config.validate_steps)

@@ -178,6 +178,7 @@ def _training_level(
     """The problems of a stage with these levels. few: how many of them; None: all, and then new
     ones.
     """
+    # Levels may share problems
     by_id = {
         task.id: task for name in names for task in problems.tasks("train", name, "--curriculum")
     }
