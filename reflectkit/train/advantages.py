@@ -253,7 +253,8 @@ def within_groups(
     from the same state; 0: none.
     """
     returns, groups = rollouts.returns, rollouts.groups
-    # 1. What is compared within a group: returns of episodes, or numbers of steps
+    # 1. What is compared within a group: returns of episodes, or numbers of steps. `flat` has the
+    #    groups in which these are all alike, so that nothing is learned from them
     if compared == "episode":
         first = [row[0] if row else 0.0 for row in returns]
         relative, flat = group_relative(first, groups, rollouts.normalize)
@@ -282,6 +283,7 @@ def within_groups(
             ]
             for row, local_row in zip(advantages, locally, strict=True)
         ]
+        # A group of which this comparison teaches something is not flat
         flat -= {group for group, row in zip(groups, advantages, strict=True) if any(row)}
 
     # 3. An episode that is left alone in its group has nothing to be compared with

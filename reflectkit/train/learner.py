@@ -365,10 +365,10 @@ class PolicyLearner(Learner):
         samples: Sequence[Sample],
         scored: Scored,
         reference_N: torch.Tensor | None,
-        shares: Mapping[int, float],
+        token_weights: Mapping[int, float],
         fresh_tokens: int,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """A micro-batch's part of the loss and figures of a minibatch. shares: the weight of a
+        """A micro-batch's part of the loss and figures of a minibatch. token_weights: that of a
         token of each of its rows. fresh_tokens: how many of its tokens are not replayed.
         """
         # 1. Columns of the trained tokens
@@ -380,7 +380,7 @@ class PolicyLearner(Learner):
                 [getattr(samples[row], name)[place] for row, place in places], device=device
             )
 
-        share_N = torch.tensor([shares[row] for row, _ in places], device=device)
+        weight_N = torch.tensor([token_weights[row] for row, _ in places], device=device)
         old_N = column("logprobs")
         replayed_N = torch.tensor([samples[row].replayed for row, _ in places], device=device)
         starts, numbers = _decisions(samples, places)
@@ -412,17 +412,17 @@ class PolicyLearner(Learner):
                 settings.mask_ratio,
             )
             loss_N = loss_N.where(kept_N, 0.0)
-            figures["masked"] = float((share_N * ~kept_N).sum())
+            figures["masked"] = float((weight_N * ~kept_N).sum())
 
         # 3. Their weighted mean, less the entropy bonus, plus the divergence from the start
-        policy_loss = (loss_N * share_N).sum()
-        spread = (scored.entropy_N * share_N).sum()
+        policy_loss = (loss_N * weight_N).sum()
+        spread = (scored.entropy_N * weight_N).sum()
         loss = policy_loss - settings.entropy * spread
         figures |= {"loss": float(policy_loss.detach()), "entropy": float(spread.detach())}
         # An expectation over the current policy, so without replayed tokens
         if reference_N is not None:
             distance_N = losses.kl_estimate(scored.logprob_N, old_N, reference_N, settings.is_cap)
-            distance = (distance_N * share_N).masked_fill(replayed_N, 0.0).sum()
+            distance = (distance_N * weight_N).masked_fill(replayed_N, 0.0).sum()
             loss = loss + settings.kl * distance
             figures["kl_to_start"] = float(distance.detach())
 
@@ -433,7 +433,7 @@ class PolicyLearner(Learner):
             error_D = losses.value_loss(
                 value_D, column("returns")[starts], column("values")[starts], settings.value_clip
             )
-            weight_D = torch.zeros(len(starts), device=device).index_add(0, decision_N, share_N)
+            weight_D = torch.zeros(len(starts), device=device).index_add(0, decision_N, weight_N)
             critic_loss = (error_D * weight_D).sum() / self.critic.deviation**2
             loss = loss + critic_loss
             figures["value_loss"] = float(critic_loss.detach())
@@ -449,7 +449,7 @@ class PolicyLearner(Learner):
             figures["ratio_deviation"] = float(moved_N.abs().max()) if len(moved_N) else 0.0
         return loss, figures
 
-    def _shares(self, counts: Mapping[int, int]) -> dict[int, float]:
+    def _token_weights(self, counts: Mapping[int, int]) -> dict[int, float]:
         """The weight of a token in each row, in a mean over all tokens or over rows, given each
         row's number of tokens that count.
         """
@@ -490,7 +490,8 @@ class LocalLearner(PolicyLearner):
             decay=settings.weight_decay,
         )
         self.scorer = self.optimizer.scorer
-        self.shares = False
+        self.as_trees = False
+        """Whether rows that begin alike are read once, as trees."""
         self.observed: dict[tuple[int, ...], float] = {}
         """Values of prompts that were read with the current weights."""
         self.critic_weights = list(critic.parameters()) if critic is not None else []
@@ -592,7 +593,7 @@ class LocalLearner(PolicyLearner):
         """Whether the policy reads each choice alone."""
         return self.player.answer == SCORE
 
-    def _shares_in(self, batch: Sequence[Unit]) -> bool:
+    def _pays_as_trees(self, batch: Sequence[Unit]) -> bool:
         """Whether minibatches like this one are read as trees."""
         if not can_share(self.player.model) or self.processes.sharded or self._separately:
             return False
@@ -674,8 +675,8 @@ class LocalLearner(PolicyLearner):
     ) -> dict[str, float] | None:
         # 1. How the minibatch is read; the update's first one decides
         if not may_stop:
-            self.shares = self._shares_in(minibatch)
-        parts = sorted(minibatch, key=lambda unit: unit.tokens if self.shares else -unit.size)
+            self.as_trees = self._pays_as_trees(minibatch)
+        parts = sorted(minibatch, key=lambda unit: unit.tokens if self.as_trees else -unit.size)
         numbers = [row for unit in minibatch for row in unit.rows]
         here = [samples[number] for number in numbers]
         # 2. Gradients of all processes; again in smaller micro-batches where memory ran out
@@ -719,7 +720,7 @@ class LocalLearner(PolicyLearner):
         """
         # Trees need neighbours that begin alike, others rows of similar lengths
         rank, count = self.processes.rank, self.processes.count
-        if self.shares:  # neighbours begin alike, so each process has a block of them
+        if self.as_trees:  # neighbours begin alike, so each process has a block of them
             block = parts[rank * len(parts) // count : (rank + 1) * len(parts) // count]
             return [(micro, 1.0) for micro in packed_as_trees(block, self.max_tokens)]
         mine = [(micro, 1.0) for micro in packed(parts[rank::count], self.max_tokens)]
@@ -737,13 +738,15 @@ class LocalLearner(PolicyLearner):
         """Accumulate the gradients of `micros`, which make up the minibatch of samples `numbers`;
         None if memory ran out.
         """
-        shares = self._shares(
+        token_weights = self._token_weights(
             {
                 number: 0 if samples[number].only_distilled else sum(samples[number].loss_mask)
                 for number in numbers
             }
         )
-        taught = self._shares({number: len(_commented(samples[number])) for number in numbers})
+        commented_weights = self._token_weights(
+            {number: len(_commented(samples[number])) for number in numbers}
+        )
         fresh = sum(
             sum(samples[number].loss_mask) for number in numbers if not samples[number].replayed
         )
@@ -761,9 +764,9 @@ class LocalLearner(PolicyLearner):
                     with torch.no_grad(), self.reference.model() as start:
                         scorer = self.scorer if start is self.player.model else start
                         reference_N = self._score(scorer, samples, micro).logprob_N
-                loss, micro_figures = self._loss(samples, scored, reference_N, shares, fresh)
+                loss, micro_figures = self._loss(samples, scored, reference_N, token_weights, fresh)
                 if self.teacher is not None:
-                    distance = self._divergence(self.teacher, samples, scored, taught)
+                    distance = self._divergence(self.teacher, samples, scored, commented_weights)
                     loss = loss + self.settings.distill * distance
                     micro_figures["divergence"] = float(distance.detach())
                 (loss * weight * self.optimizer.loss_scale).backward()
@@ -791,12 +794,12 @@ class LocalLearner(PolicyLearner):
         teacher: Reference,
         samples: Sequence[Sample],
         scored: Scored,
-        shares: Mapping[int, float],
+        token_weights: Mapping[int, float],
     ) -> torch.Tensor:
         """A micro-batch's part of the mean divergence of the policy from the `teacher`, which reads
         comments.
 
-        shares: the weight of a token that has a comment, in each row. The teacher scores the tokens
+        token_weights: that of a token that has a comment, in each row. The teacher scores the tokens
         that the policy wrote, after the prompts with comments.
         """
         places = list(zip(scored.row_N, scored.place_N, strict=True))
@@ -807,7 +810,7 @@ class LocalLearner(PolicyLearner):
         decisions = dict.fromkeys((places[number][0], samples[places[number][0]].decisions[places[number][1]])
                                   for number in index)  # fmt: skip
         rows = [commented_row(samples[row], decision) for row, decision in decisions]
-        split = packed_as_trees if self.shares else packed
+        split = packed_as_trees if self.as_trees else packed
         teacher_logprobs: dict[tuple[int, int], torch.Tensor] = {}
         with torch.no_grad(), teacher.model() as model:
             for micro in split(
@@ -823,14 +826,14 @@ class LocalLearner(PolicyLearner):
                 torch.nn.functional.pad(
                     teacher_logprobs[key], (0, width - len(teacher_logprobs[key])), value=-math.inf
                 )
-                for key in sorted(teacher_logprobs)
+                for key in sorted(teacher_logprobs)  # by row and place, as those of `index` are
             ]
         )
         apart_N = losses.divergence(scored.logprobs_NK[index], teacher_NK, self.settings.divergence)
-        share_N = torch.tensor(
-            [shares[places[number][0]] for number in index], device=apart_N.device
+        weight_N = torch.tensor(
+            [token_weights[places[number][0]] for number in index], device=apart_N.device
         )
-        return (apart_N * share_N).sum()
+        return (apart_N * weight_N).sum()
 
     def _score(
         self,
@@ -844,7 +847,7 @@ class LocalLearner(PolicyLearner):
             micro,
             self.player.pad_id,
             self.settings.temperature,
-            share=self.shares,
+            share=self.as_trees,
             whole=self.teacher is not None,
             entropy_learns=self.settings.entropy != 0,
         )

@@ -681,16 +681,19 @@ class RLConfig(Config):
 
     def _contradictions_of_recorded(self) -> Iterator[Rule]:
         """What recorded decisions cannot be combined with."""
-        refused = {
-            f"make one update; leave out --max-steps {self.max_steps}": self.max_steps != 1,
-            f"have no groups to compare; leave out --algo {self.algo.name}": self.algo.repeats > 1,
-            "need the policy that made them: --policy CHECKPOINT": self.policy.load_dir is None,
-            "are learned in one process; leave out --processes": self.processes > 1,
-            "are not played; leave out --max-staleness": self.staleness.max_staleness,
-            "are not played; leave out --train-reflector": self.reflector_training.every,
-            "are not played; leave out --distill-comments": self.distill.weight,
-        }
-        for reason, applies in refused.items():
+        refused: list[Rule] = [
+            (self.max_steps != 1, f"make one update; leave out --max-steps {self.max_steps}"),
+            (
+                self.algo.repeats > 1,
+                f"have no groups to compare; leave out --algo {self.algo.name}",
+            ),
+            (self.policy.load_dir is None, "need the policy that made them: --policy CHECKPOINT"),
+            (self.processes > 1, "are learned in one process; leave out --processes"),
+            (self.staleness.max_staleness, "are not played; leave out --max-staleness"),
+            (self.reflector_training.every, "are not played; leave out --train-reflector"),
+            (self.distill.weight, "are not played; leave out --distill-comments"),
+        ]
+        for applies, reason in refused:
             yield applies, f"--recorded {self.recorded}: recorded decisions {reason}"
 
     def _contradictions_of_engine(self, *, writes: bool) -> Iterator[Rule]:
@@ -698,29 +701,48 @@ class RLConfig(Config):
         algo, temperature = self.algo, self.policy.temperature
         # A policy that was trained on a service goes on with its adapter
         trained_there = self.policy.start.checkpoint(Quiet()).facts.get(SERVICE)
-        refused = {
-            f"has no critic; leave out --algo {algo.name}, or give --algo grpo or reinforce": algo.critic,
-            "returns the log-probabilities of single tokens, which distillation needs of all; leave"
-            " out --distill-comments": self.distill.weight,
-            "trains a LoRA adapter, not all weights; add --lora-r 16": not self.lora.r
-            and not trained_there,
-            "is asked by one process; leave out --processes": self.processes > 1,
-            "holds the base itself; leave out --quantize": self.policy.quantize not in ("", "none"),
-            "holds the base itself; leave out --dtype": self.policy.dtype,
+        refused: list[Rule] = [
             (
-                "chooses the adapter's scale and layers; leave out --lora-alpha and --lora-targets"
-            ): non_default(self.lora, "lora_alpha", "lora_targets"),
-            "holds the policy; leave out --share-base": self.reflector.share_base,
-            f"samples what it trains; leave out --sampler {self.sampler.policy}": self.sampler.policy
-            != LOCAL,
-            "plays in turns with learning; leave out --max-staleness": self.staleness.max_staleness,
-            "trains the policy alone; leave out --train-reflector": self.reflector_training.every,
-            "cannot score choices alone; leave out --answer score": self.sampler.answer == SCORE,
-            "returns log-probabilities of texts at temperature 1; leave out --temperature": writes
-            and temperature != 1,
-            "knows no entropy of texts; give --entropy-coef 0": writes and algo.entropy,
-        }
-        for reason, applies in refused.items():
+                algo.critic,
+                f"has no critic; leave out --algo {algo.name}, or give --algo grpo or reinforce",
+            ),
+            (
+                self.distill.weight,
+                "returns the log-probabilities of single tokens, which distillation needs of all; leave"
+                " out --distill-comments",
+            ),
+            (
+                not self.lora.r and not trained_there,
+                "trains a LoRA adapter, not all weights; add --lora-r 16",
+            ),
+            (self.processes > 1, "is asked by one process; leave out --processes"),
+            (
+                self.policy.quantize not in ("", "none"),
+                "holds the base itself; leave out --quantize",
+            ),
+            (self.policy.dtype, "holds the base itself; leave out --dtype"),
+            (
+                non_default(self.lora, "lora_alpha", "lora_targets"),
+                "chooses the adapter's scale and layers; leave out --lora-alpha and --lora-targets",
+            ),
+            (self.reflector.share_base, "holds the policy; leave out --share-base"),
+            (
+                self.sampler.policy != LOCAL,
+                f"samples what it trains; leave out --sampler {self.sampler.policy}",
+            ),
+            (
+                self.staleness.max_staleness,
+                "plays in turns with learning; leave out --max-staleness",
+            ),
+            (self.reflector_training.every, "trains the policy alone; leave out --train-reflector"),
+            (self.sampler.answer == SCORE, "cannot score choices alone; leave out --answer score"),
+            (
+                writes and temperature != 1,
+                "returns log-probabilities of texts at temperature 1; leave out --temperature",
+            ),
+            (writes and algo.entropy, "knows no entropy of texts; give --entropy-coef 0"),
+        ]
+        for applies, reason in refused:
             yield applies, f"--engine {self.engine.name} {reason}"
         # The price of comments is in --price-in and --price-out
         unknown = not any(self.engine.settings.prices.values()) and self.chat_reflector is None
@@ -734,52 +756,77 @@ class RLConfig(Config):
         """What distillation cannot be combined with."""
         reflector, joint = self.reflector, self.distill.joint
         where = "--reflector CHECKPOINT, openai:MODEL or oracle (the env's teacher)"
-        refused = {
-            f"needs comments; add {where}": reflector.load_dir is None,
-            "decides when comments are read; use --distill-joint instead of --reflect-prob": reflector.prob
-            != 1,
-            "needs a frozen reflector; leave out --train-reflector": self.reflector_training.every,
+        refused: list[Rule] = [
+            (reflector.load_dir is None, f"needs comments; add {where}"),
             (
+                reflector.prob != 1,
+                "decides when comments are read; use --distill-joint instead of --reflect-prob",
+            ),
+            (
+                self.reflector_training.every,
+                "needs a frozen reflector; leave out --train-reflector",
+            ),
+            (
+                joint and self.algo.name == "none",
                 f"--distill-joint {joint:g} needs rewards to learn with comments; leave out --algo"
-                " none"
-            ): joint and self.algo.name == "none",
-        }
-        for reason, applies in refused.items():
+                " none",
+            ),
+        ]
+        for applies, reason in refused:
             yield applies, f"--distill-comments {self.distill.weight:g}: {reason}"
 
     def _contradictions_of_chat_reflector(self, chat: Endpoint) -> Iterator[Rule]:
         """What a chat model as the reflector cannot be combined with."""
         self.chat.check_budget(chat)
-        refused = {
-            "--train-reflector": self.reflector_training.every,
-            "--share-base": self.reflector.share_base,
-            "--reflector-sampler": self.sampler.reflector != LOCAL,
-            "--processes": self.processes > 1,
-            "--plan": self.checkpoints.plan,
-            "--max-staleness with --validate-steps": self.staleness.max_staleness
-            and self.validate_steps,
-        }
-        for name, applies in refused.items():
+        refused: list[Rule] = [
+            (self.reflector_training.every, "--train-reflector"),
+            (self.reflector.share_base, "--share-base"),
+            (self.sampler.reflector != LOCAL, "--reflector-sampler"),
+            (self.processes > 1, "--processes"),
+            (self.checkpoints.plan, "--plan"),
+            (
+                self.staleness.max_staleness and self.validate_steps,
+                "--max-staleness with --validate-steps",
+            ),
+        ]
+        for applies, name in refused:
             yield applies, f"--reflector {chat} is a chat model; leave out {name}"
 
     def _contradictions_of_reflector_training(self) -> Iterator[Rule]:
         """Settings under which the reflector cannot learn."""
         training, sampler = self.reflector_training, self.sampler
-        refused = {
-            "needs a reflector: give --reflector CHECKPOINT": self.reflector.load_dir
-            in (None, TEACHER),
-            f"trains it in this process; leave out --reflector-sampler {sampler.reflector}": sampler.reflector
-            != LOCAL,
-            "takes turns with the policy; leave out --max-staleness": self.staleness.max_staleness,
-            f"does nothing in --max-steps {self.max_steps}; give at most that": training.every
-            > self.max_steps,
-            "learns from comments that the policy reads; leave out --reflect-prob 0": self.reflector.prob
-            == 0,
-            "runs in one process; leave out --processes": self.processes > 1,
-            "cannot compare comments on other states; leave out --swap-comments": sampler.swap_comments,
-            "--plan does not know the reflector's turns; leave out one of the two": self.checkpoints.plan,
-        }
-        for reason, applies in refused.items():
+        refused: list[Rule] = [
+            (
+                self.reflector.load_dir in (None, TEACHER),
+                "needs a reflector: give --reflector CHECKPOINT",
+            ),
+            (
+                sampler.reflector != LOCAL,
+                f"trains it in this process; leave out --reflector-sampler {sampler.reflector}",
+            ),
+            (
+                self.staleness.max_staleness,
+                "takes turns with the policy; leave out --max-staleness",
+            ),
+            (
+                training.every > self.max_steps,
+                f"does nothing in --max-steps {self.max_steps}; give at most that",
+            ),
+            (
+                self.reflector.prob == 0,
+                "learns from comments that the policy reads; leave out --reflect-prob 0",
+            ),
+            (self.processes > 1, "runs in one process; leave out --processes"),
+            (
+                sampler.swap_comments,
+                "cannot compare comments on other states; leave out --swap-comments",
+            ),
+            (
+                self.checkpoints.plan,
+                "--plan does not know the reflector's turns; leave out one of the two",
+            ),
+        ]
+        for applies, reason in refused:
             yield applies, f"--train-reflector {training.every}: {reason}"
 
     @property

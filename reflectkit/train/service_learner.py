@@ -203,11 +203,13 @@ class ServiceLearner(PolicyLearner):
         # 2. The loss, and its slope at each log-probability
         leaves = [torch.tensor(values, requires_grad=True) for values in logprobs]
         scored = scored_rows(samples, minibatch, leaves, self.settings.temperature)
-        shares = self._shares({number: sum(samples[number].loss_mask) for number in numbers})
+        token_weights = self._token_weights(
+            {number: sum(samples[number].loss_mask) for number in numbers}
+        )
         fresh = sum(
             sum(samples[number].loss_mask) for number in numbers if not samples[number].replayed
         )
-        loss, figures = self._loss(samples, scored, reference_N, shares, fresh)
+        loss, figures = self._loss(samples, scored, reference_N, token_weights, fresh)
         loss.backward()
         slopes = [[0.0] * len(leaf) if leaf.grad is None else leaf.grad.tolist() for leaf in leaves]
         is_first = self._changes is not None
@@ -279,13 +281,15 @@ class ServiceLearner(PolicyLearner):
         """
         # 1. What the service needs: the sampler's log-probabilities, and weighted advantages
         settings = self.settings
-        shares = self._shares({number: sum(samples[number].loss_mask) for number in numbers})
+        token_weights = self._token_weights(
+            {number: sum(samples[number].loss_mask) for number in numbers}
+        )
         old, advantages = [], []
         for unit in minibatch:
-            sample, share = samples[unit.rows[0]], shares[unit.rows[0]]
+            sample, weight = samples[unit.rows[0]], token_weights[unit.rows[0]]
             old.append(list(sample.logprobs[1:]))
             columns = zip(sample.advantages[1:], sample.loss_mask[1:], strict=True)
-            advantages.append([share * value * trained for value, trained in columns])
+            advantages.append([weight * value * trained for value, trained in columns])
         # 2. Its loss and gradients
         clip = (1 - settings.clip, 1 + (settings.clip_high or settings.clip))
         logprobs = run_sync(self.adapter.clipped_backward(rows, old, advantages, clip))
@@ -295,7 +299,7 @@ class ServiceLearner(PolicyLearner):
         )
         # 3. Our figures of the same tokens, then the step
         fresh = sum(sum(samples[number].loss_mask) for number in numbers)
-        _, figures = self._loss(samples, scored, None, shares, fresh)
+        _, figures = self._loss(samples, scored, None, token_weights, fresh)
         if self._changes is not None:
             self._compare(self._changes)
             self._changes = None

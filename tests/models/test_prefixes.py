@@ -87,7 +87,7 @@ def test_an_adapter_has_the_same_gradients(policy: LoadedModel) -> None:
     samples = rows_of(adapted, play(adapted, count=6))
     sharing = LocalLearner(adapted, Settings(learning_rate=0.0, max_grad_norm=1e9, share_prefixes=True))
     sharing.update(samples, random.Random(0))
-    assert sharing.shares
+    assert sharing.as_trees
     plain, shared = (gradients_after(adapted, samples, share_prefixes=share) for share in (False, True))
     assert plain.keys() == shared.keys()
     assert all("lora" in name for name in plain)
