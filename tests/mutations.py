@@ -108,8 +108,8 @@ MUTATIONS = (
     ),
     Mutation(
         "padding-attended-to",
-        "mask = [[0] * gap + [1] * len(row)",
-        "mask = [[1] * gap + [1] * len(row)",
+        "mask.append([0] * gap + [1] * len(row))",
+        "mask.append([1] * gap + [1] * len(row))",
         ("tests/models/test_scoring.py", "tests/sampling/test_decoding.py"),
     ),
     Mutation(
