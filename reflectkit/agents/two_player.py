@@ -3,6 +3,9 @@ tools, or in its own words.
 
 Each asks a `Sampler`; this file knows prompts, comments and decisions, and no model. Without a reflector the policy
 acts on the observation alone (the plain arm).
+
+In prompts and in a `Decision`, a comment is called a reflection. A hint is a comment that the policy did not read, and
+a thought one that it wrote itself.
 """
 
 from __future__ import annotations
@@ -60,11 +63,7 @@ from reflectkit.types import (
 
 
 class CommentSource(Protocol):
-    """Comments on each turn before the policy acts.
-
-    In prompts and in a `Decision`, a comment is called a reflection. A hint is a comment that the
-    policy did not read, and a thought one that it wrote itself.
-    """
+    """Comments on each turn before the policy acts."""
 
     async def remark(self, observation: Observation, context: Context) -> str:
         """A comment in one line; a `PaidComment` or a `TypedComment` where more is known of it."""

@@ -95,7 +95,7 @@ def run(config: RLConfig, progress: Progress) -> Report:
             progress.news(
                 f"rlft ({config.algo.name}): {problems.summary} → {current.folder}{resumed}"
             )
-            # 3. Fit
+            # 3. The loop of updates
             with closing(trainer):
                 fit = loop.fit(
                     rl_run, trainer, current.folder, loop.default_callbacks(rl_run, chat), progress

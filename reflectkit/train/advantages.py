@@ -164,7 +164,9 @@ class Rollouts:
     gamma: float = 1.0
     """Discount factor, 0 … 1."""
     normalize: bool = True
-    """Whether advantages are divided by a standard deviation."""
+    """Whether advantages are divided by a standard deviation: within groups by the group's,
+    otherwise by that of all fresh episodes.
+    """
 
     @cached_property
     def rewards(self) -> Numbers:
@@ -309,8 +311,9 @@ def _steps_relative(
 
 
 def _own_rewards(trajectory: Trajectory) -> list[float]:
-    """Each step's own reward plus the reward that all steps share; the last step's reward includes
-    it already.
+    """Each step's own reward plus the reward that all steps share, which an environment names at
+    the end (`info["shared_reward"]`, see `envs/memory/env.py`). The last step's reward includes it
+    already.
     """
     shared_reward = trajectory.turns[-1].info.get("shared_reward", 0.0) if trajectory.turns else 0.0
     last = len(trajectory.turns) - 1

@@ -69,7 +69,9 @@ MAY_DIFFER = {
     "resume_from", "learning_rate", "reflector_rate", "save_steps", "keep_episodes", "device", "report_to",
     "gradient_checkpointing", "data_dir", "sampler", "reflector_sampler", "engine", *LIMITS,
 }  # fmt: skip
-"""Settings that may differ from those of the checkpoint that --resume-from names."""
+"""Settings, by the names of their flags, that may differ from those of the checkpoint that
+--resume-from names.
+"""
 
 
 @contextmanager
@@ -102,39 +104,38 @@ def resumed_trainer(
     """The trainer: resumed from the latest undamaged checkpoint of run `current`, from
     --resume-from, or at its start.
 
-    chat: a chat model that comments. Raises CheckpointError, and ConfigError for models that cannot
-    be trained.
+    chat: a chat model that comments. Damaged checkpoints are told of, and stay until an update
+    replaces them. Raises CheckpointError, and ConfigError for models that cannot be trained.
     """
     origin = run.config.resume_from
 
-    def resumed(place: Path) -> Trainer:
-        trainer = build_trainer(run, processes, progress, chat, place, current.earlier_steps)
-        checkpoint.restore(place, trainer)
-        return trainer
+    def built(place: Path | None) -> Trainer:
+        return build_trainer(run, processes, progress, chat, place, current.earlier_steps)
 
     # 1. From the newest checkpoint of this run that is undamaged
     places = checkpoints(current.folder)
     for place in reversed(places):
         try:
             verify(place)
-            checkpoint.check_settings(place, run.settings, LIMITS)
-            _check_prompt_version(place, "start anew with --force")
-            return resumed(place)
-        except checkpoint.OtherSettingsError:
-            raise
         except CheckpointError as error:
             is_earlier_state = place != places[0] or origin is not None
-            progress.news(
-                f"{error};"
-                f" {'resuming from an earlier state' if is_earlier_state else 'training starts anew'}"
-            )
+            what = "resuming from an earlier state" if is_earlier_state else "training starts anew"
+            progress.news(f"{error}; {what}")
+            continue
+        checkpoint.check_settings(place, run.settings, LIMITS)
+        _check_prompt_version(place, "start anew with --force")
+        trainer = built(place)
+        checkpoint.restore(place, trainer)
+        return trainer
 
     # 2. From a checkpoint of another run
     if origin is not None:
-        checkpoint.check_settings(origin, run.settings, MAY_DIFFER)
+        checkpoint.settings_of(origin)  # whether it is a checkpoint of rlft
         verify(origin)
+        checkpoint.check_settings(origin, run.settings, MAY_DIFFER)
         _check_prompt_version(origin, f"start anew with --policy {origin}")
-        trainer = resumed(origin)
+        trainer = built(origin)
+        checkpoint.restore(origin, trainer)
         if trainer.step >= run.config.max_steps:
             raise ConfigError(
                 f"{origin} is after {pluralize(trainer.step, 'update')}; raise --max-steps above"
@@ -143,7 +144,7 @@ def resumed_trainer(
         return trainer
 
     # 3. At its start
-    return build_trainer(run, processes, progress, chat, None, current.earlier_steps)
+    return built(None)
 
 
 def _check_prompt_version(place: Path, fix: str) -> None:

@@ -6,8 +6,8 @@ A damaged checkpoint is never trained from. `save` seals each with a checksum of
 earlier one, or at the start if there is none. A damaged --resume-from is refused.
 
 Random states need no saving: every stream is derived from the seed and the step, and dropout is
-off. A checkpoint is written to a temporary folder and renamed, with a checksum of every file. It
-has only JSON and safetensors files, so opening one runs no code.
+off. A checkpoint is written to a temporary folder and renamed. It has only JSON and safetensors
+files, so opening one runs no code.
 """
 
 from __future__ import annotations

@@ -235,11 +235,9 @@ class ReflectorTrainingConfig(Config):
 
     @override
     def contradictions(self) -> Iterator[Rule]:
-        for name in () if self.every else non_default(self):
-            yield (
-                True,
-                f"{flag(name)} is a setting of the reflector's turns; add --train-reflector 1",
-            )
+        turns = "is a setting of the reflector's turns; add --train-reflector 1"
+        for name in non_default(self):
+            yield not self.every, f"{flag(name)} {turns}"
 
 
 class StalenessConfig(Config):
@@ -319,8 +317,9 @@ class DistillConfig(Config):
 
     @override
     def contradictions(self) -> Iterator[Rule]:
-        for name in () if self.weight else non_default(self):
-            yield True, f"{flag(name)} is a setting of distillation; add --distill-comments 1"
+        for name in non_default(self):
+            reason = "is a setting of distillation; add --distill-comments 1"
+            yield not self.weight, f"{flag(name)} {reason}"
 
 
 class CurriculumConfig(Config):
