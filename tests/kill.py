@@ -53,6 +53,7 @@ def started(
         code = 70
         try:
             os.setsid()
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
             os.chdir(folder)
             output = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(output, 1)

@@ -112,20 +112,27 @@ def resumed_trainer(
     def built(place: Path | None) -> Trainer:
         return build_trainer(run, processes, progress, chat, place, current.earlier_steps)
 
+    def tell(error: CheckpointError, place: Path) -> None:
+        is_earlier_state = place != places[0] or origin is not None
+        what = "resuming from an earlier state" if is_earlier_state else "training starts anew"
+        progress.news(f"{error}; {what}")
+
     # 1. From the newest checkpoint of this run that is undamaged
     places = checkpoints(current.folder)
     for place in reversed(places):
         try:
             verify(place)
         except CheckpointError as error:
-            is_earlier_state = place != places[0] or origin is not None
-            what = "resuming from an earlier state" if is_earlier_state else "training starts anew"
-            progress.news(f"{error}; {what}")
+            tell(error, place)
             continue
         checkpoint.check_settings(place, run.settings, LIMITS)
         _check_prompt_version(place, "start anew with --force")
         trainer = built(place)
-        checkpoint.restore(place, trainer)
+        try:
+            checkpoint.restore(place, trainer)
+        except CheckpointError as error:  # as where a training service holds other weights
+            tell(error, place)
+            continue
         return trainer
 
     # 2. From a checkpoint of another run
