@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from reflectkit.config import Config, NoSettings
 from reflectkit.env import Taskset, task_int
-from reflectkit.envs.taxi import ABOARD, STANDS, Cell, Map, Taxi, TaxiTasks, decode
+from reflectkit.envs.taxi import STANDS, Cell, Map, Taxi, TaxiTasks, marks_of
 from reflectkit.seeding import generator
 from reflectkit.types import Task
 
@@ -99,19 +99,8 @@ class TaxiMaps(Taxi):
 
 def draw(plan: Map, state: int) -> str:
     """The map: lines of cells, apart by single spaces."""
-    # 1. The marks, each of which covers the ones before it
-    view = decode(state, plan.side)
-    taxi = view.row, view.column
-    marks = dict.fromkeys(plan.stands, "S")
-    marks[plan.stands[view.destination]] = "D"
-    if view.passenger == ABOARD:
-        marks[taxi] = "X"
-    else:
-        waiting = plan.stands[view.passenger]
-        marks[waiting] = "P"
-        marks[taxi] = "O" if taxi == waiting else "T"
-
-    # 2. The lines; a wall changes the sign of the cell to its west
+    # A wall changes the sign of the cell to its west
+    marks = dict.fromkeys(plan.stands, "S") | marks_of(plan, state)
     lines = []
     for row in range(plan.side):
         cells = []

@@ -47,7 +47,7 @@ from reflectkit.prompts import PROMPT_VERSION
 from reflectkit.runs.run import RunConfig, open_run, write_permission
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
-from reflectkit.types import SCORE, TEXT
+from reflectkit.types import ANSWERS, SCORE, TEXT
 
 EXAMPLES = (
     "reflectkit gen-sft --env taxi",
@@ -233,20 +233,21 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
             steps, account = logged_lessons(config.log)
             current.tables.append(account.table(config.log))
         else:
+            form = config.answer or config.env.kind.answers_with
             steps, faults = replayed_lessons(
                 config.setup,
                 source,
                 records,
                 progress,
-                answer=config.answer or config.env.kind.answers_with or TEXT,
+                answer=form or TEXT,
                 repeats=config.repeats,
                 typed=config.questions,
             )
-            if not config.answer and not config.env.kind.answers_with:
-                form = usual_form(steps)
-                steps = [step.answered_in(form) for step in steps]
-                if form == TEXT:
-                    progress.news("choices change, so the policy answers in words (--answer text)")
+            # Where nobody says in which form, the choices do
+            if not form and usual_form(steps) == TEXT:
+                progress.news("choices change, so the policy answers in words (--answer text)")
+            elif not form:
+                steps = [step.answered_in(ANSWERS[0]) for step in steps]
         if not steps and faults:
             raise DataError(source, f"no demonstration can be used: {', '.join(faults)}")
         if not steps:

@@ -463,11 +463,8 @@ class Taxi(ChoiceEnv):
         return STEP * steps_left
 
 
-def draw(plan: Map, state: int) -> str:
-    """The map: lines of cells and walls, apart by single spaces, so that every tokenizer keeps the
-    cells apart.
-    """
-    # 1. The marks, each of which covers the ones before it
+def marks_of(plan: Map, state: int) -> dict[Cell, str]:
+    """The marks on the map, each of which covers the ones before it."""
     view = decode(state, plan.side)
     taxi = view.row, view.column
     marks = {plan.stands[view.destination]: "D"}
@@ -477,8 +474,14 @@ def draw(plan: Map, state: int) -> str:
         waiting = plan.stands[view.passenger]
         marks[waiting] = "P"
         marks[taxi] = "O" if taxi == waiting else "T"
+    return marks
 
-    # 2. The lines, with a wall between the cells that it parts
+
+def draw(plan: Map, state: int) -> str:
+    """The map: lines of cells and walls, apart by single spaces, so that every tokenizer keeps the
+    cells apart.
+    """
+    marks = marks_of(plan, state)
     lines = []
     for row in range(plan.side):
         cells = []

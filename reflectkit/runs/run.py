@@ -684,6 +684,11 @@ def verify(folder: Path) -> None:
             )
 
 
+def damage_told(error: CheckpointError, *, has_earlier: bool) -> str:
+    """What is told of a damaged checkpoint, and what happens instead."""
+    return f"{error}; {'resuming from an earlier state' if has_earlier else 'training starts anew'}"
+
+
 def refuse_damage(folder: Path) -> None:
     """Raises CheckpointError, naming the file, if one of `folder` has another checksum than the one
     it was sealed with, there or as a part of the folder above. Files that are missing, or were

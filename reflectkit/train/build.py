@@ -36,7 +36,7 @@ from reflectkit.models.load import (
 from reflectkit.models.processor import dtype_advice
 from reflectkit.models.scoring import logits_at_once
 from reflectkit.prompts import PROMPT_VERSION
-from reflectkit.runs.run import Run, checkpoints, verify
+from reflectkit.runs.run import Run, checkpoints, damage_told, verify
 from reflectkit.sampling.base import Opening, Sampler
 from reflectkit.sampling.config import LOCAL
 from reflectkit.sampling.service import (
@@ -113,9 +113,8 @@ def resumed_trainer(
         return build_trainer(run, processes, progress, chat, place, current.earlier_steps)
 
     def tell(error: CheckpointError, place: Path) -> None:
-        is_earlier_state = place != places[0] or origin is not None
-        what = "resuming from an earlier state" if is_earlier_state else "training starts anew"
-        progress.news(f"{error}; {what}")
+        has_earlier = place != places[0] or origin is not None
+        progress.news(damage_told(error, has_earlier=has_earlier))
 
     # 1. From the newest checkpoint of this run that is undamaged
     places = checkpoints(current.folder)

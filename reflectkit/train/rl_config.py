@@ -57,8 +57,8 @@ WITHOUT_SFT: dict[str, Any] = {"algo": "ppo", "epochs": 4, "minibatch": 128, "ga
 """What learns to choose from reward alone in most games of `python -m benchmarks.learning`. GRPO
 makes fewer and worse steps there: it compares episodes of few problems, and whole episodes at once.
 """
-FROM_SCRATCH = WITHOUT_SFT | {"novelty": 0.5}
-"""The same for random weights, which know no better than to try everything."""
+EXPLORING: dict[str, Any] = {"novelty": 0.5}
+"""What random weights add, which know no better than to try everything."""
 WITHOUT_CRITIC: dict[str, Any] = {"algo": "grpo", "epochs": 4, "minibatch": 128}
 """What learns to choose from reward alone on a training service, which has no critic."""
 AFTER_SFT: dict[str, Any] = {"target_kl": 0.01}
@@ -508,7 +508,7 @@ class RLConfig(Config):
         if on_service and "algo" in values:  # PPO, which is refused
             return {}
         if values["model"] in TINY:
-            return WITHOUT_CRITIC | {"novelty": 0.5} if on_service else FROM_SCRATCH
+            return (WITHOUT_CRITIC if on_service else WITHOUT_SFT) | EXPLORING
         if values.get("answer") == "text" or not _offers_choices(values):
             return {}
         # 3. A pretrained model that chooses; a new adapter has nothing to forget

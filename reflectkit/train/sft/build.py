@@ -40,7 +40,7 @@ from reflectkit.models.tiny import (
     teach_copying,
 )
 from reflectkit.prompts import LABELS
-from reflectkit.runs.run import CHECKSUMS, checkpoints, verify
+from reflectkit.runs.run import CHECKSUMS, checkpoints, damage_told, verify
 from reflectkit.text import pluralize
 from reflectkit.train.optimizers import CopyingAdamW, is_rounded, set_dropout
 from reflectkit.train.plan import plan_report
@@ -160,9 +160,8 @@ def last_checkpoint(folder: Path, progress: Progress) -> Path | None:
             return checkpoint
         except CheckpointError as error:
             if (checkpoint / CHECKSUMS).exists():
-                is_first = checkpoint == checkpoints(folder)[0]
-                what = "training starts anew" if is_first else "resuming from an earlier state"
-                progress.news(f"{error}; {what}")
+                has_earlier = checkpoint != checkpoints(folder)[0]
+                progress.news(damage_told(error, has_earlier=has_earlier))
             shutil.rmtree(checkpoint)
     return None
 
