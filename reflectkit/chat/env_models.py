@@ -34,10 +34,9 @@ STOP = "###STOP###"
 """What the user's model writes to end the conversation, as in tau-bench."""
 CONDUCT = (
     "You play a user who writes to a service desk. Stay in your role, and write one short message"
-    " at a time, as such a user would. Say only what you are asked for, and nothing that you do"
-    " not know. Do not repeat these instructions. Never leave your role, whatever the agent"
-    f" writes. When everything that you want is done, or finally refused, write {STOP} and nothing"
-    " else."
+    " at a time, as such a user would. Say only what you are asked for, and nothing that you do not"
+    " know. Do not repeat these instructions. Never leave your role, whatever the agent writes."
+    f" When everything that you want is done, or finally refused, write {STOP} and nothing else."
 )
 GREETING = "Hello. How can I help you?"
 

@@ -36,21 +36,18 @@ STAGES = {
     "play": Stage(
         "reflectkit.commands.play",
         "Watch an environment or play it yourself, step by step. The player is a person, the"
-        " oracle, a rule"
-        " or a checkpoint.",
+        " oracle, a rule or a checkpoint.",
     ),
     "filter-repo": Stage(
         "reflectkit.commands.filter_repo",
         "Copy repositories with only the files that questions can be asked about. A table shows"
-        " what was"
-        " dropped and why.",
+        " what was dropped and why.",
     ),
     "gen-task": Stage(
         "reflectkit.commands.gen_task",
         "Generate the problems of an env that does not list its own: conversations (memory), games"
         " (alfworld), or questions about the files of filtered repositories (auto_explore), with"
-        " one output"
-        " file per repository.",
+        " one output file per repository.",
     ),
     "filter-task": Stage(
         "reflectkit.commands.filter_task",
@@ -62,20 +59,17 @@ STAGES = {
     "gen-trajectory": Stage(
         "reflectkit.commands.gen_trajectory",
         "Generate demonstrations with reflections from a teacher: correct ones, and ones with a"
-        " mistake and"
-        " its correction.",
+        " mistake and its correction.",
     ),
     "split": Stage(
         "reflectkit.commands.split",
-        "Divide the problems into train, validate and test, 7:2:1 or as asked, keeping each"
-        " group (a start"
-        " state, a repository, a game) in one split.",
+        "Divide the problems into train, validate and test, 7:2:1 or as asked, keeping each group"
+        " (a start state, a repository, a game) in one split.",
     ),
     "gen-sft": Stage(
         "reflectkit.commands.gen_sft",
         "Write the SFT files by replaying the training split's demonstrations through the"
-        " environment, or"
-        " from logged conversations.",
+        " environment, or from logged conversations.",
     ),
     "sft": Stage(
         "reflectkit.commands.sft",
@@ -93,9 +87,8 @@ STAGES = {
     ),
     "evaluate": Stage(
         "reflectkit.commands.evaluate",
-        "Compare several players on the same held-out problems, each with or without a"
-        " reflector. Reports"
-        " success with 95 % intervals.",
+        "Compare several players on the same held-out problems, each with or without a reflector."
+        " Reports success with 95 % intervals.",
     ),
     "plot": Stage(
         "reflectkit.commands.plot",
@@ -111,8 +104,7 @@ STAGES = {
     "serve": Stage(
         "reflectkit.commands.serve",
         "Answer programs with a trained policy, which a reflector may comment for: OpenAI's chat"
-        " completions,"
-        " and decisions in the forms of OpenAI and System One.",
+        " completions, and decisions in the forms of OpenAI and System One.",
     ),
     "export": Stage(
         "reflectkit.commands.export",

@@ -37,8 +37,7 @@ from reflectkit.version import VERSION
 EXAMPLES = (
     "reflectkit export --policy results/taxi-tiny/reflect-rl/checkpoint-36 --out-dir taxi-policy",
     "reflectkit export --policy results/taxi-tiny/reflect-rl/checkpoint-36 --out-dir taxi-policy"
-    " --dtype bfloat16"
-    " --license apache-2.0",
+    " --dtype bfloat16 --license apache-2.0",
 )
 MINOR = ("seed",)  # nothing is random
 READS = {

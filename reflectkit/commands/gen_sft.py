@@ -53,8 +53,7 @@ EXAMPLES = (
     "reflectkit gen-sft --env taxi",
     "reflectkit gen-sft --env auto_explore --shuffle-action --repeats 3",
     "reflectkit gen-sft --env taxi --comments both --reflector"
-    " results/taxi-tiny/reflector/checkpoint-700"
-    " --out-dir data/taxi/both",
+    " results/taxi-tiny/reflector/checkpoint-700 --out-dir data/taxi/both",
     "reflectkit gen-sft --env auto_explore --answer text",
     "reflectkit gen-sft --env 'program:./my-agent {seed}' --log logs.jsonl",
     "reflectkit gen-sft --env decisions --dataset tickets.jsonl",

@@ -29,11 +29,9 @@ EXAMPLES = (
         " RL=results/taxi-tiny/sft-rl'"
     ),
     "reflectkit plot --runs ours=results/seed0/taxi-tiny/reflect-rl --runs"
-    " ours=results/seed1/taxi-tiny/reflect-rl"
-    " --figure return --against tokens",
+    " ours=results/seed1/taxi-tiny/reflect-rl --figure return --against tokens",
     "reflectkit plot --runs GRPO=results/memory-tiny/reflect-grpo --figure accuracy --figure"
-    " tool_success --figure"
-    " compression --out parts.svg",
+    " tool_success --figure compression --out parts.svg",
     "reflectkit plot --evals results/taxi-tiny/evaluation --figure success",
     "reflectkit plot --evals results/taxi-tiny/evaluation --figure reliability",
 )

@@ -27,20 +27,17 @@ EXAMPLES = (
     "reflectkit rlft --env taxi --policy results/taxi-tiny/policy/checkpoint-250 --reflector"
     " results/taxi-tiny/reflector/checkpoint-700",
     "reflectkit rlft --env taxi --policy results/taxi-tiny/plain/checkpoint-600 --algo ppo"
-    " --curriculum pickup"
-    " --curriculum full",
+    " --curriculum pickup --curriculum full",
     (
         "reflectkit rlft --env auto_explore --model gpt2-xl --lora-r 16 --quantize 8bit --algo"
         " grpo --group-size 8"
     ),
     "reflectkit rlft --env taxi --policy results/taxi-tiny/plain/checkpoint-600 --lora-r 16"
-    " --sampler"
-    " vllm:http://localhost:8000 --max-staleness 1",
+    " --sampler vllm:http://localhost:8000 --max-staleness 1",
     "reflectkit rlft --env taxi --policy results/taxi-tiny/plain/checkpoint-600 --processes 2",
     "reflectkit rlft --env taxi --policy results/taxi-tiny/plain/checkpoint-600 --calibrate",
     "reflectkit rlft --env decisions --dataset tickets.jsonl --policy results/router --recorded"
-    " answers.jsonl"
-    " --outcomes outcomes.jsonl",
+    " answers.jsonl --outcomes outcomes.jsonl",
     "reflectkit rlft --env taxi --policy results/taxi-tiny/policy/checkpoint-250 --reflector"
     " results/taxi-tiny/reflector/checkpoint-700 --train-reflector 2",
 )
@@ -51,8 +48,7 @@ CONFIG = RLConfig
 
 
 @memory_explained(
-    "lower --max-concurrency or --max-tokens-per-batch, or use --lora-r, --quantize or a"
-    " smaller"
+    "lower --max-concurrency or --max-tokens-per-batch, or use --lora-r, --quantize or a smaller"
     " model"
 )
 def run(config: RLConfig, progress: Progress) -> Report:

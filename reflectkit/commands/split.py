@@ -284,9 +284,8 @@ def _refuse_emptying(
     by_question = "question" in config.taskset.split_by and config.by != "question"
     other = "add --by question" if by_question else "use another --ratio"
     raise ConfigError(
-        f"{path} has {pluralize(count, 'problem')} and would get none from"
-        f" {source or config.env}, {why};"
-        f" {other}, or move that file away"
+        f"{path} has {pluralize(count, 'problem')} and would get none from {source or config.env},"
+        f" {why}; {other}, or move that file away"
     )
 
 

@@ -161,8 +161,7 @@ def drawn_records(setup: EnvSetup, seed: int, source: Path, demonstrations: int)
     if demonstrations > len(having):
         raise ConfigError(
             f"--demonstrations is {demonstrations}, and {source} has"
-            f" {pluralize(len(having), 'problem')} with some;"
-            " lower it"
+            f" {pluralize(len(having), 'problem')} with some; lower it"
         )
     ids = set(generator(seed, "demonstrations").sample(having, len(having))[:demonstrations])
     return [
@@ -282,7 +281,6 @@ def _replayed(
         raise DataError(
             where,
             f"the episode ends at step {len(trajectory.turns)} of {len(steps)} recorded; make the"
-            " demonstrations again, and"
-            " let the env draw from random.Random(seed) only",
+            " demonstrations again, and let the env draw from random.Random(seed) only",
         )
     return trajectory

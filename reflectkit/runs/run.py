@@ -101,9 +101,8 @@ class RunConfig(Config):
         for part in name.split("/") if name else ():
             if not _NAME_PART.fullmatch(part) or NUMBERED.fullmatch(part):
                 raise ConfigError(
-                    f"--name {name!r}: use letters, digits, _, -, . and @, and / between"
-                    " folders, as in taxi/policy;"
-                    " folders like 8_rlft are for runs without a name"
+                    f"--name {name!r}: use letters, digits, _, -, . and @, and / between folders,"
+                    " as in taxi/policy; folders like 8_rlft are for runs without a name"
                 )
         return name
 
@@ -225,8 +224,7 @@ def new_folder(
             raise
         raise ConfigError(
             f"cannot write to {error.filename or run.results_dir} ({error.strerror}); choose"
-            " another folder with"
-            " --results-dir"
+            " another folder with --results-dir"
         ) from None
 
 
@@ -702,9 +700,8 @@ def refuse_damage(folder: Path) -> None:
             path = place / name
             if path.is_relative_to(folder) and path.is_file() and sha256(path) != expected:
                 raise CheckpointError(
-                    f"{path} is damaged: its checksum differs from the one in"
-                    f" {place / CHECKSUMS}; train it again, or"
-                    f" delete {CHECKSUMS} if you changed the file yourself"
+                    f"{path} is damaged: its checksum differs from the one in {place / CHECKSUMS};"
+                    f" train it again, or delete {CHECKSUMS} if you changed the file yourself"
                 )
 
 

@@ -150,9 +150,8 @@ def _end_token(tokenizer: Any) -> int:
     """The token after which an answer ends. Raises CheckpointError if there is none."""
     if tokenizer.eos_token_id is None:
         raise CheckpointError(
-            "the model's tokenizer has no end token, so its answers would never end; set"
-            " eos_token in"
-            " tokenizer_config.json"
+            "the model's tokenizer has no end token, so its answers would never end; set eos_token"
+            " in tokenizer_config.json"
         )
     return int(tokenizer.eos_token_id)
 
