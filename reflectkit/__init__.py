@@ -1,5 +1,5 @@
-"""reflectkit: train small language models to act, with a reflection model that comments and a
-policy that acts on it.
+"""reflectkit: train small language models to act and to decide, by reward, with or without a
+reflector that comments first.
 
 The names that programs need are here (docs/python.md); each is imported on first use, so that
 `import reflectkit` loads nothing but the version. Each env is registered with gymnasium where that

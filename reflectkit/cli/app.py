@@ -29,6 +29,8 @@ from reflectkit.version import VERSION
 if TYPE_CHECKING:
     from reflectkit.config import Config, Leaf
 
+FEW_EXAMPLES = 3
+"""So many are shown without --help-all."""
 HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
 CONFIG_HELP = (
     "YAML file of settings, by the names of these flags; flags on the command line override it."
@@ -55,12 +57,11 @@ app = typer.Typer(
     name="reflectkit",
     cls=Stages,
     help=(
-        "Train small language models to act: a reflection model comments, and a policy model"
-        " acts and learns by RL."
+        "Train small language models to act and to decide, by reward, in your own environment."
     ),
     epilog=(
-        "Start here:\n\n  $ reflectkit play --env taxi\n\n  $ reflectkit run taxi-tiny\n\n  $"
-        " reflectkit sft --help"
+        "Start here:\n\n  $ reflectkit play --env taxi\n\n  $ reflectkit new maze\n\n"
+        "  $ reflectkit run taxi-tiny --fast"
     ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -188,7 +189,8 @@ def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
         with_config = more + 1
         lines.insert(0, f"{HELP_ALL} lists {with_config} more.")
     lines = [line.replace("[", "\\[") for line in lines]  # "[" begins rich's markup
-    lines += ["Examples:", *(f"  $ {example}" for example in module.EXAMPLES)]
+    examples = module.EXAMPLES if HELP_ALL in arguments else module.EXAMPLES[:FEW_EXAMPLES]
+    lines += ["Examples:", *(f"  $ {example}" for example in examples)]
 
     # 3. The command
     text = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]

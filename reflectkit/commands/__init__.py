@@ -80,10 +80,8 @@ STAGES = {
     ),
     "rlft": Stage(
         "reflectkit.commands.rlft",
-        (
-            "Online RL with REINFORCE, PPO or GRPO, where a reflector comments on each state"
-            " before the policy acts."
-        ),
+        "Online RL of a policy with REINFORCE, PPO or GRPO; a reflector may comment on each state"
+        " first.",
     ),
     "evaluate": Stage(
         "reflectkit.commands.evaluate",

@@ -1,10 +1,9 @@
-"""rlft: online RL with REINFORCE, PPO or GRPO, where a reflector comments on each state before the
-policy acts.
+"""rlft: online RL of a policy with REINFORCE, PPO or GRPO; a reflector may comment on each state
+first.
 
-The reflector is frozen, or learns in turns with the policy (`--train-reflector`). Without one it is
-plain RL. If killed and started again, it resumes from its last checkpoint. With `--processes N`, or
-under torchrun or `accelerate launch`, several processes play and learn together, with the same
-result.
+The reflector is frozen, or learns in turns with the policy (`--train-reflector`). If killed and
+started again, the run resumes from its last checkpoint. With `--processes N`, or under torchrun or
+`accelerate launch`, several processes play and learn together, with the same result.
 """
 
 from __future__ import annotations
