@@ -56,9 +56,7 @@ class Stages(TyperGroup):
 app = typer.Typer(
     name="reflectkit",
     cls=Stages,
-    help=(
-        "Train small language models to act and to decide, by reward, in your own environment."
-    ),
+    help=("Train small language models to act and to decide, by reward, in your own environment."),
     epilog=(
         "Start here:\n\n  $ reflectkit play --env taxi\n\n  $ reflectkit new maze\n\n"
         "  $ reflectkit run taxi-tiny --fast"
