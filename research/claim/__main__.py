@@ -4,6 +4,7 @@
     python -m research.claim --world taxi --pilot
     python -m research.claim --world taxi --seeds 1 2 3
     python -m research.claim --world taxi --table
+    python -m research.claim --world taxi --figure claim.png
 
 Killed anywhere, the same command goes on. What each arm gave is kept in research/experiments/claim.
 """
@@ -21,6 +22,7 @@ from typing import Any
 
 from reflectkit.jsonl import read_json
 from research.claim.arms import ARMS, UNTRAINED, Seed, code_digest, gate_of, outcomes_of, unequal
+from research.claim.figure import draw
 from research.claim.verdict import (
     FALLS,
     FOLLOWS,
@@ -144,7 +146,8 @@ def size_of(world: World, records: Records) -> World | None:
             gaps = [ours - theirs for ours, theirs in zip(pair[place], plain[place], strict=True)]
             seeds = seeds_needed(stdev(gaps)) or world.most_seeds
             updates = round((place - begin) / world.episodes)
-            return replace(world, updates=updates, seeds=min(seeds, world.most_seeds))
+            seeds = max(world.fewest_seeds, min(seeds, world.most_seeds))
+            return replace(world, updates=updates, seeds=seeds)
     return None
 
 
@@ -191,8 +194,10 @@ def end_of(arm: str, records: Records) -> list[dict[str, float]]:
     return [outcomes_of(arms[arm]["played"][arm]) for arms in records.values()]
 
 
-def table(records: Records) -> list[str]:
-    """Success of each player, costs of each arm, the comparisons, and the word of the rule."""
+def table(records: Records, fewest_seeds: int = 1) -> list[str]:
+    """Success of each player, costs of each arm, the comparisons, and the word of the rule, which takes as many seeds
+    as the records say, and at least `fewest_seeds`.
+    """
     players: dict[str, dict[int, float]] = {}
     for seed, arms in records.items():
         for record in arms.values():
@@ -206,7 +211,7 @@ def table(records: Records) -> list[str]:
     whole = complete(records)
     if not whole:
         return [*lines, "", "No seed is complete."]
-    needed = max(arms["pair"]["seeds_needed"] for arms in whole.values())
+    needed = max(fewest_seeds, *(arms["pair"]["seeds_needed"] for arms in whole.values()))
     lines += ["", f"Complete seeds: {len(whole)} of {needed}", ""]
     lines += ["| first − second | points | 95 % interval | p |", "|---|---|---|---|"]
     primary = compare(*(end_of(arm, whole) for arm in PRIMARY))
@@ -281,6 +286,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gate", action="store_true", help="only the gate, on its own seeds")
     parser.add_argument("--pilot", action="store_true", help="only the gate and the pilot, on seeds of their own")
     parser.add_argument("--table", action="store_true", help="run nothing; print what the kept results say")
+    parser.add_argument("--figure", type=Path, help="run nothing; draw the kept results into this .png or .svg")
     parser.add_argument("--minutes", type=float, default=0, help="stop after so many; the same command goes on")
     given = parser.parse_args(arguments)
     name, world = given.world, WORLDS[given.world]
@@ -288,7 +294,10 @@ def run(arguments: Sequence[str] | None = None) -> None:
         stop_after(given.minutes)
     if given.table:
         records = read_records(name)
-        print("\n".join(table({seed: records[seed] for seed in given.seeds or records})))
+        print("\n".join(table({seed: records[seed] for seed in given.seeds or records}, world.fewest_seeds)))
+        return
+    if given.figure:
+        draw(complete(read_records(name)), given.figure)
         return
     print(f"code {code_digest()}", flush=True)
     world = passed(name, world)

@@ -104,6 +104,8 @@ class World:
     """Ways to train the pair's policy until it follows comments, in order: what each changes of the world."""
     most_seeds: int = 20
     """At most, for the comparison."""
+    fewest_seeds: int = 1
+    """At least, whatever the pilot says."""
     gate_seeds: tuple[int, ...] = (90, 91, 92)
     pilot_seeds: tuple[int, ...] = (80, 81, 82)
     rates: tuple[str, ...] = ("5e-4", "2.5e-4")
@@ -141,6 +143,7 @@ TAXI = World(
     validate_steps=6,
     pilot_updates=60,
     seeds=17,
+    fewest_seeds=10,
     rates=("2.5e-4",),
     tries=(
         {"demonstrations": 10},

@@ -113,10 +113,18 @@ def test_the_table_has_no_word_before_all_seeds_are_in(
     monkeypatch.chdir(place)
     run([*RUN, "--table"])
     assert "by the rule: none yet: 1 of 2 seeds" in capsys.readouterr().out
+    assert any("none yet: 1 of 10 seeds" in line for line in table({1: records}, 10)), "more than the pilot says"
     unequal = {1: {**records, "think": records["think"] | {"updates": 3}}}
     with pytest.raises(SystemExit, match="differ in updates"):
         complete(unequal)
     assert "No seed is complete." in table({1: {"plain": records["plain"]}})
+
+
+def test_the_figure_is_the_same_bytes_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    for name in ("a.png", "b.png"):
+        run([*RUN, "--figure", name])
+    assert Path("a.png").read_bytes() == Path("b.png").read_bytes() != b""
 
 
 def piloted(*curves: tuple[float, ...]) -> dict[str, Any]:
