@@ -19,7 +19,14 @@ from reflectkit.models.checkpoint_metadata import QUESTIONS
 from reflectkit.models.labels import choice_ids
 from reflectkit.prompts import one_line, policy_prompt
 from reflectkit.sampling.base import Sampler, SampleRequest
-from reflectkit.types import Observation, StateQuestion, TypedComment, from_json
+from reflectkit.types import (
+    ANSWERS,
+    SCORE,
+    Observation,
+    StateQuestion,
+    TypedComment,
+    from_json,
+)
 
 LIKELY_OPTIONS, LEAST_LIKELY = 3, 0.01
 """Most options of a question in a comment, and the least probability of one."""
@@ -62,9 +69,15 @@ class TypedReflector:
     reads_choices = True
     """Whether the comment depends on the actions that are offered."""
 
-    def __init__(self, sampler: Sampler, questions: Sequence[StateQuestion]) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        questions: Sequence[StateQuestion],
+        answer: str = ANSWERS[0],
+    ) -> None:
         self.sampler = sampler
         self.questions = tuple(questions)
+        self.answer = answer
         self._prompts = PromptMemo(sampler.tokenizer)
 
     async def remark(self, observation: Observation, context: Context) -> TypedComment:
@@ -103,10 +116,16 @@ class TypedReflector:
         """The probability of each option; none if the question does not fit the model."""
         if len(question.options) == 1:
             return (1.0,)
-        prompt = self._prompts.ids(policy_prompt(question.observation(state)))
-        labels = choice_ids(self.sampler.tokenizer, question.options, "label")
+        prompt = self._prompts.ids(policy_prompt(question.observation(state), None, self.answer))
+        labels = choice_ids(self.sampler.tokenizer, question.options, self.answer)
         is_shared = len(self.questions) > 1  # all of them begin with the state
-        request = SampleRequest(prompt, labels, temperature=0.0, shared=is_shared)
+        request = SampleRequest(
+            prompt,
+            labels,
+            temperature=0.0,
+            shared=is_shared,
+            separately=self.answer == SCORE,
+        )
         output = await self.sampler.sample(request)
         return tuple(map(math.exp, output.label_logprobs))
 
@@ -132,5 +151,5 @@ def reflector_of(
     """The reflector of a checkpoint: one that writes, or one that answers questions. temperature: of what it writes."""
     questions = questions_of(facts, source)
     if questions:
-        return TypedReflector(sampler, questions)
+        return TypedReflector(sampler, questions, str(facts.get("answer", ANSWERS[0])))
     return Reflector(sampler, temperature=temperature)

@@ -26,6 +26,7 @@ from reflectkit.data.sft_rows import (
     TYPED,
     VERSION,
     Lesson,
+    asked,
     decision_row,
     joined,
     mismatched,
@@ -33,10 +34,10 @@ from reflectkit.data.sft_rows import (
     policy_row,
     reflection_row,
     think_row,
-    typed_rows,
     usual_form,
+    usual_form_of_decisions,
 )
-from reflectkit.decisions.labelled import labelled, read_labelled
+from reflectkit.decisions.labelled import LabelledDecision, labelled, read_labelled
 from reflectkit.envs import RECORDS
 from reflectkit.envs.setup import EnvConfig, EnvSetup
 from reflectkit.errors import DataError, memory_explained
@@ -60,7 +61,7 @@ EXAMPLES = (
 )
 LABELLED = "decisions"
 """The env whose problems are labelled decisions."""
-NOT_WITH_LOG = ("task_file", "demonstrations", "answer", "repeats")
+OF_DEMONSTRATIONS = ("task_file", "demonstrations", "repeats")
 
 TRAITS = Traits(writes_data=True, makes_arm=True, output="out_dir")
 
@@ -128,9 +129,10 @@ class GenSFTConfig(Config):
     )
     answer: Literal["", "label", "text", "score"] = option(
         "",
-        help="What the policy answers where it chooses: label (the choice's number), text (its own"
-        " words) or score (each choice is read alone and given a score). Default: label, but text in"
-        " an environment of your own whose choices change.",
+        help="What the policy answers where it chooses, and a typed reflector: label (the choice's"
+        " number), text (its own words) or score (each choice is read alone and given a score)."
+        " Default: label, but text for questions whose options change, and in an environment of your"
+        " own whose choices change.",
         essential=True,
     )
     repeats: int = option(
@@ -166,19 +168,21 @@ class GenSFTConfig(Config):
         yield is_wrong, f"--comments {self.comments} {needs} --reflector"
 
         # 2. Settings of what the rows are not made of
-        for name in non_default(self, *NOT_WITH_LOG):
+        for name in non_default(self, "answer", *OF_DEMONSTRATIONS):
             no_env = f"{flag(name)}: with --log no environment is played; leave it out"
             yield self.log is not None, no_env
         no_questions = f"--played {self.played} is for --questions; add it, or leave it out"
         yield self.played and not self.questions, no_questions
-        for name in non_default(self, "log", "comments", "mismatch", *NOT_WITH_LOG):
+        for name in non_default(self, "log", "comments", "mismatch", *OF_DEMONSTRATIONS):
             outcomes = f"{flag(name)}: --played makes rows of outcomes alone; leave it out"
             yield self.played is not None, outcomes
         if self.questions and self.played is None:
             teacher = "--questions needs a teacher's demonstrations, or --played; leave out --log"
             yield self.log, teacher
             self.env.require_teacher("action")
-        for name in non_default(self, "questions", "log", "comments", "mismatch", *NOT_WITH_LOG):
+        for name in non_default(
+            self, "questions", "log", "comments", "mismatch", *OF_DEMONSTRATIONS
+        ):
             labels = f"{flag(name)}: labelled decisions have no demonstrations; leave it out"
             yield self.learns_decisions, labels
 
@@ -199,9 +203,9 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
     """
     # Rows of other sources than demonstrations or logs
     if config.learns_decisions:
-        return _write_decisions(config)
+        return _write_decisions(config, progress)
     if config.played is not None:
-        return _write_hindsight(config, config.played)
+        return _write_hindsight(config, config.played, progress)
 
     # 1. What is learned from, and where the rows go
     source = config.log or config.task_file or config.setup.folder / "train.json"
@@ -281,7 +285,7 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
         ]
         rows |= {"sft_think": thinking} if thinking else {}
         if config.questions:
-            rows[TYPED.stem] = _typed(steps, config, source)
+            rows[TYPED.stem] = _typed(steps, config, source, progress)
 
         # 4. The files
         outputs, figures = [], {}
@@ -299,7 +303,7 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
         return current.finish(figures, outputs)
 
 
-def _write_decisions(config: GenSFTConfig) -> Report:
+def _write_decisions(config: GenSFTConfig, progress: Progress) -> Report:
     """Write `sft.jsonl`, a row of each labelled decision. Raises DataError."""
     target, setup = config.out_dir or config.setup.folder, config.setup
     write_permission(target)
@@ -314,7 +318,7 @@ def _write_decisions(config: GenSFTConfig) -> Report:
             tasks = Problems(setup).tasks("train", config.env.kind.levels[-1])
             decisions = [labelled(task.data, setup.taskset.settings.dataset) for task in tasks]
         path = target / FILE_OF_ROLE["plain"]
-        count = write_jsonl(path, map(decision_row, decisions))
+        count = write_jsonl(path, _decision_rows(decisions, config, progress))
         write_json(target / ROWS_SETTINGS, {VERSION: PROMPT_VERSION} | plain_settings(config.env))
         current.tables.append(
             Table(f"SFT rows in {target}", ("file", "rows"), ((path.name, str(count)),))
@@ -322,19 +326,31 @@ def _write_decisions(config: GenSFTConfig) -> Report:
         return current.finish({"sft": count}, [path])
 
 
-def _typed(steps: Sequence[Lesson], config: GenSFTConfig, source: Path) -> list[dict[str, Any]]:
+def _typed(
+    steps: Sequence[Lesson], config: GenSFTConfig, source: Path, progress: Progress
+) -> list[dict[str, Any]]:
     """The rows of a typed reflector. Raises DataError if there are none."""
     questions = config.env.kind.questions()
-    rows = [row for step in steps for row in typed_rows(step, questions)]
-    if not rows:
+    decisions = [decision for step in steps for decision in asked(step, questions)]
+    if not decisions:
         names = ", ".join(question.name for question in questions)
         raise DataError(
             source, f"no answer to a question of env '{config.env.name}' is known: {names}"
         )
-    return rows
+    return _decision_rows(decisions, config, progress)
 
 
-def _write_hindsight(config: GenSFTConfig, source_run: Path) -> Report:
+def _decision_rows(
+    decisions: Sequence[LabelledDecision], config: GenSFTConfig, progress: Progress
+) -> list[dict[str, Any]]:
+    """Their rows, in the form of --answer; where nobody says in which, the options do."""
+    form = config.answer or usual_form_of_decisions(decisions)
+    if form == TEXT and not config.answer:
+        progress.news("options change, so questions are answered in words (--answer text)")
+    return [decision_row(decision, form) for decision in decisions]
+
+
+def _write_hindsight(config: GenSFTConfig, source_run: Path, progress: Progress) -> Report:
     """Write the rows of a typed reflector from outcomes of episodes. Raises DataError."""
     source = source_run / "episodes.jsonl" if source_run.is_dir() else source_run
     target = config.out_dir or config.setup.folder
@@ -343,7 +359,7 @@ def _write_hindsight(config: GenSFTConfig, source_run: Path) -> Report:
         if current.done:
             return current.done
         path = target / TYPED.name
-        count = write_jsonl(path, _typed(hindsight_lessons(source), config, source))
+        count = write_jsonl(path, _typed(hindsight_lessons(source), config, source, progress))
         write_json(target / ROWS_SETTINGS, {VERSION: PROMPT_VERSION} | plain_settings(config.env))
         current.tables.append(
             Table(f"SFT rows in {target}", ("file", "rows"), ((path.name, str(count)),))

@@ -15,6 +15,7 @@ policy's turns of one conversation are one row, with those after the first in it
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -101,10 +102,15 @@ class Lesson:
     @property
     def answer_form(self) -> dict[str, Any]:
         """What its rows say of the form of their answer; nothing if that is the usual one."""
-        if self.form == ANSWERS[0] or not self.observation.choices:
-            return {}
-        options = {"options": list(self.observation.choices)} if self.form == SCORE else {}
-        return {"answer": self.form, **options}
+        return _form_in_row(self.observation.choices, self.form)
+
+
+def _form_in_row(choices: Sequence[str], form: str) -> dict[str, Any]:
+    """What a row says of the form of its answer; nothing if that is the usual one."""
+    if form == ANSWERS[0] or not choices:
+        return {}
+    options = {"options": list(choices)} if form == SCORE else {}
+    return {"answer": form, **options}
 
 
 def usual_form(steps: Iterable[Lesson]) -> Answer:
@@ -114,6 +120,21 @@ def usual_form(steps: Iterable[Lesson]) -> Answer:
     """
     lists = {step.observation.choices for step in steps if step.observation.choices}
     return TEXT if len(lists) > 1 else ANSWERS[0]
+
+
+def usual_form_of_decisions(decisions: Sequence[LabelledDecision]) -> Answer:
+    """The form in which a model learns to answer questions: the number of an option where each
+    question always has the same ones, else the option's words; see `usual_form`. Questions that
+    are asked once count as one.
+    """
+    times = Counter(decision.question.instructions for decision in decisions)
+    options_of: dict[str, tuple[str, ...]] = {}
+    for decision in decisions:
+        question = decision.question
+        text = question.instructions if times[question.instructions] > 1 else ""
+        if options_of.setdefault(text, question.options) != question.options:
+            return TEXT
+    return ANSWERS[0]
 
 
 def lessons(episodes: Sequence[Sequence[Turn]], form: str = ANSWERS[0]) -> list[Lesson]:
@@ -278,11 +299,11 @@ def _target(path: Path, line: int, row: Mapping[str, Any], listed: int) -> tuple
     return distribution(shares, TOLERANCE, wrong)
 
 
-def typed_rows(lesson: Lesson, questions: Sequence[StateQuestion]) -> list[dict[str, Any]]:
-    """A row of a typed reflector for each of the `questions` whose answer is known: the state and
-    the question → the probability of each option.
+def asked(lesson: Lesson, questions: Sequence[StateQuestion]) -> list[LabelledDecision]:
+    """What a typed reflector learns from a step: those of the `questions` whose answer is known,
+    with the probability of each option.
     """
-    rows = []
+    decisions = []
     for question_of_env in questions:
         options, shares = (
             question_of_env.options or lesson.observation.choices,
@@ -290,17 +311,20 @@ def typed_rows(lesson: Lesson, questions: Sequence[StateQuestion]) -> list[dict[
         )
         if len(options) > 1 and shares:
             question = Question("choice", question_of_env.text, options)
-            rows.append(decision_row(LabelledDecision(lesson.observation.text, question, shares)))
-    return rows
+            decisions.append(LabelledDecision(lesson.observation.text, question, shares))
+    return decisions
 
 
-def decision_row(decision: LabelledDecision) -> dict[str, Any]:
-    """Prompt without comment → the probability of each option, and the likeliest as the completion."""
-    prompt, completion = policy_prompt(decision.observation), action_completion(decision.best[0])
+def decision_row(decision: LabelledDecision, form: str = ANSWERS[0]) -> dict[str, Any]:
+    """Prompt without comment → the probability of each option, and the likeliest as the completion.
+    form: of the answer. Raises ConfigError.
+    """
+    options = decision.question.options
     return {
-        "prompt": prompt,
-        "completion": completion,
+        "prompt": policy_prompt(decision.observation, None, form),
+        "completion": answers(options, form)[decision.best[0]],
         "probabilities": list(decision.probabilities),
+        **_form_in_row(options, form),
     }
 
 

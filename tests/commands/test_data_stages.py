@@ -148,8 +148,8 @@ def test_choices_that_move_are_answered_in_words(name: str, flags: list[str], fo
     env = ["--env", f"table.py:{name}"]
     assert main(["gen-trajectory", *env, "--demonstrations", "20"]) == 0
     assert main(["split", *env]) == 0
-    assert main(["gen-sft", *env, *flags, "--out-dir", "rows"]) == 0
-    for file in ("sft", "sft_policy"):
+    assert main(["gen-sft", *env, *flags, "--questions", "--out-dir", "rows"]) == 0
+    for file in ("sft", "sft_policy", "sft_typed"):
         rows = [row for _, row in read_jsonl(Path(f"rows/{file}.jsonl"))]
         assert {row.get("answer", "label") for row in rows} == {form}
         for row in rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,39 @@ def test_a_policy_learns_the_probabilities_and_is_measured_against_them() -> Non
     assert result["success"] == 1
     assert result["return"] == pytest.approx((5 * 0.8 + 4 * 0.7) / 9)  # the probability of the likelier option
     assert result["calibration"]["action"]["hits"] == 1
+
+
+def test_soft_labels_of_answers_in_words_reach_their_optimum(player: LoadedModel) -> None:
+    """The least of -Σ p ln q is at q = p: the entropy of p. The two answers share their first token."""
+    learner = copy.deepcopy(player)
+    ids = prompt_ids(learner.tokenizer, policy_prompt(seen("I was charged twice."), None, "text"))
+    options = choice_ids(learner.tokenizer, ("Billing Bugs", "Billing twice"), "text")
+    assert options[0][0] == options[1][0]
+    rows = [{"input_ids": ids, "options": options, "shares": [0.7, 0.3]}]
+    optimizer = torch.optim.Adam(learner.model.parameters(), 1e-3)
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = decision_losses(learner.model, rows, learner.pad_id)[0].sum()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() == pytest.approx(-0.7 * math.log(0.7) - 0.3 * math.log(0.3), abs=1e-3)
+
+
+@pytest.mark.parametrize(("asked", "form"), [
+    ([("Which?", OPTIONS), ("Which?", OPTIONS), ("Now?", ("yes", "no")), ("Now?", ("yes", "no"))], "label"),
+    ([("Which?", OPTIONS), ("Which?", OPTIONS[::-1])], "text"),
+    ([("Is it red?", ("yes", "no")), ("Is it blue?", ("yes", "no"))], "label"),
+    ([("Who is it?", ("Ada", "Bob")), ("Where is it?", ("Rome", "Oslo"))], "text"),
+])  # fmt: skip
+def test_changing_options_are_answered_in_words(asked: list[tuple[str, tuple[str, ...]]], form: str) -> None:
+    rows = [{"state": "It is.", "question": text, "options": options, "answer": options[0]} for text, options in asked]
+    write_jsonl(Path("decisions.jsonl"), rows)
+    gen_sft = ["gen-sft", "--env", "corridor", "--decisions", "decisions.jsonl", "--out-dir"]
+    assert main([*gen_sft, "rows"]) == 0
+    written = [line for _, line in read_jsonl(Path("rows/sft.jsonl"))]
+    assert {line.get("answer", "label") for line in written} == {form}
+    assert main([*gen_sft, "scored", "--answer", "score"]) == 0
+    assert next(read_jsonl(Path("scored/sft.jsonl")))[1]["options"] == list(asked[0][1])
 
 
 def recorded(player: LoadedModel, shares: tuple[float, ...], number: str = "decision-1", **more: Any) -> dict[str, Any]:

@@ -23,11 +23,11 @@ from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import read_json, read_jsonl, write_jsonl
-from reflectkit.models.load import LoadedModel
+from reflectkit.models.load import LoadedModel, load_player
 from reflectkit.models.refs import ModelRef
 from reflectkit.prompts import one_line
 from reflectkit.sampling.hf import LocalSampler
-from reflectkit.types import Message, Observation, StateQuestion
+from reflectkit.types import ANSWERS, Message, Observation, StateQuestion
 from tests.command_lines import error_of
 from tests.conftest import built_once
 from tests.rlft_runs import weights
@@ -35,15 +35,16 @@ from tests.rlft_runs import weights
 NEAR = StateQuestion("near", "Is it near?", ("yes", "no"))
 
 
+@pytest.mark.parametrize("form", ANSWERS)
 def test_a_comment_is_made_of_the_probabilities_that_a_decision_model_gives(
-    reflector_player: LoadedModel, observations: list[Observation]
+    reflector_player: LoadedModel, observations: list[Observation], form: str
 ) -> None:
     sampler = LocalSampler(reflector_player)
-    typed = TypedReflector(sampler, [LIKELY, NEAR])
+    typed = TypedReflector(sampler, [LIKELY, NEAR], form)
     seen, context = observations[0], Context(0, make("taxi"))
     comment = run_sync(typed.remark(seen, context))
     questions = [Question("choice", LIKELY.text, seen.choices), Question("predicate", NEAR.text, NEAR.options)]
-    decided, _ = run_sync(Decider(TwoPlayerAgent(sampler)).answer(seen.text, questions, context))
+    decided, _ = run_sync(Decider(TwoPlayerAgent(sampler, answer=form)).answer(seen.text, questions, context))
     expected = [made.answer.probabilities for made in decided]
     assert list(comment.answers) == ["likely", "near"]
     assert comment.answers["likely"] == pytest.approx(expected[0], abs=1e-6)
@@ -58,8 +59,14 @@ def test_a_comment_is_made_of_the_probabilities_that_a_decision_model_gives(
     assert run_sync(typed.remark(endless, context)) == ""  # it does not fit
 
 
+@pytest.fixture(scope="module", params=["label", "text"])
+def form(request: pytest.FixtureRequest) -> str:
+    """The form of all answers in `folder`."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, form: str) -> Path:
     """The corridor's demonstrations, a typed reflector and a policy that reads its comments."""
 
     def build(place: Path) -> None:
@@ -68,6 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             data = ["--task-file", "data/corridor/data_reflection_negative.json"]
             sft = ["sft", "--env", "corridor", "--device", "cpu", "--max-steps", "12", "--hold-out", "0"]
             assert main(["gen-trajectory", "--env", "corridor", "--level", "short"]) == 0
+            data += ["--answer", form]
             assert main(["gen-sft", "--env", "corridor", *data, "--questions"]) == 0
             assert main([*sft, "--role", "reflection", "--typed", "--name", "typed"]) == 0
             comments = ["--comments", "reflector", "--reflector", "results/typed", "--out-dir", "data/commented"]
@@ -75,25 +83,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             rows = ["--task-file", "data/commented/sft_policy.jsonl", "--name", "policy"]
             assert main([*sft, "--role", "policy", *rows]) == 0
 
-    return built_once(tmp_path_factory, "typed", build)
+    return built_once(tmp_path_factory, f"typed-{form}", build)
 
 
-def test_rows_have_the_teacher_s_answers(folder: Path) -> None:
+def test_rows_have_the_teacher_s_answers(folder: Path, form: str) -> None:
     rows = [line for _, line in read_jsonl(folder / "data/corridor/sft_typed.jsonl")]
     assert all(LIKELY.text in row["prompt"] for row in rows)  # of success, a teacher knows nothing
     assert {tuple(row["probabilities"]) for row in rows} == {(0.0, 1.0)}  # right
+    assert {row["completion"] for row in rows} == {" 1" if form == "label" else " right"}
     facts = read_json(next((folder / "results/typed").glob("checkpoint-*")) / "reflectkit.json")
     assert [asked["name"] for asked in facts["questions"]] == ["likely"]
+    assert facts.get("answer", "label") == form
     policy = [line for _, line in read_jsonl(folder / "data/commented/sft_policy.jsonl")]
     assert all("Reflection: likely: right " in row["prompt"] for row in policy)
 
 
-def test_it_plays_trains_and_is_scored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_plays_trains_and_is_scored(folder: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    before = weights(next(Path("results/typed").glob("checkpoint-*")))
+    typed = next(Path("results/typed").glob("checkpoint-*"))
+    before = weights(typed)
     rlft = ["rlft", "--env", "corridor", "--curriculum", "short", "--policy", "results/policy", "--device", "cpu"]
     assert main([*rlft, "--reflector", "results/typed", "--max-steps", "1", "--episodes", "8", "--name", "rl"]) == 0
-    after = weights(next(Path("results/typed").glob("checkpoint-*")))
+    after = weights(typed)
     assert all(torch.equal(before[name], after[name]) for name in before)
     evaluate = ["evaluate", "--env", "corridor", "--level", "short", "--policy", "ours=results/rl+results/typed"]
     assert main([*evaluate, "--score-oracle", "--device", "cpu", "--name", "scored"]) == 0
@@ -102,6 +113,10 @@ def test_it_plays_trains_and_is_scored(folder: Path, monkeypatch: pytest.MonkeyP
     turns = [turn for _, line in read_jsonl(Path("results/scored/episodes.jsonl")) for turn in line["turns"]]
     shares = [turn["answers"]["reflector: likely"] for turn in turns]
     assert likely["forecasts"] == len(turns)
+    decider = Decider(TwoPlayerAgent(LocalSampler(load_player(typed, device="cpu")), answer=form))
+    question, context = Question("choice", LIKELY.text, tuple(turns[0]["choices"])), Context(0, Programs())
+    ((decided,), _) = run_sync(decider.answer(turns[0]["seen"], [question], context))
+    assert shares[0] == pytest.approx(decided.answer.probabilities, abs=1e-5)  # as it is rounded
     assert likely["brier"] == pytest.approx(sum(2 * left**2 for left, _ in shares) / len(shares), abs=1e-4)
     assert (
         turns[0]["reflection"]

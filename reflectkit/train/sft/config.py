@@ -228,6 +228,11 @@ class SFTConfig(Config):
         return self.task_file or self.setup.folder / by_role
 
     @property
+    def chooses(self) -> bool:
+        """Whether the player chooses among options: a policy, or a typed reflector."""
+        return self.typed or self.role != "reflection"
+
+    @property
     def start(self) -> ModelRef:
         """The model to start from, if it is not from scratch."""
         return ModelRef.parse(self.model)

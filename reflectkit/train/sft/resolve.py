@@ -106,7 +106,7 @@ def resolve_rows(config: SFTConfig) -> SFTRows:
         tuple(held_out),
         held_out_source or source,
         policy_source if is_for_both else None,
-        answer="" if config.role == "reflection" else form_of(source, every),
+        answer=form_of(source, every) if config.chooses else "",
     )
     _check_rows(config, rows)
     return rows
