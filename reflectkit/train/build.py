@@ -124,7 +124,8 @@ def resumed_trainer(
         except CheckpointError as error:
             tell(error, place)
             continue
-        checkpoint.check_settings(place, run.settings, LIMITS)
+        there = checkpoint.settings_of(place)
+        checkpoint.check_settings(place, there, run.settings, LIMITS)
         _check_prompt_version(place, "start anew with --force")
         trainer = built(place)
         try:
@@ -136,9 +137,9 @@ def resumed_trainer(
 
     # 2. From a checkpoint of another run
     if origin is not None:
-        checkpoint.settings_of(origin)  # whether it is a checkpoint of rlft
+        there = checkpoint.settings_of(origin)  # refuses what is no checkpoint of rlft
         verify(origin)
-        checkpoint.check_settings(origin, run.settings, MAY_DIFFER)
+        checkpoint.check_settings(origin, there, run.settings, MAY_DIFFER)
         _check_prompt_version(origin, f"start anew with --policy {origin}")
         trainer = built(origin)
         checkpoint.restore(origin, trainer)

@@ -177,24 +177,26 @@ def restore(checkpoint: Path, trainer: Trainer) -> None:
 
 def check_settings(
     checkpoint: Path,
-    settings: Mapping[str, Any],
+    there: Mapping[str, Any],
+    here: Mapping[str, Any],
     free: Collection[str] = (),
 ) -> None:
-    """Raises OtherSettingsError, naming the differences, if `checkpoint` was made with other
-    settings than these.
+    """Raises OtherSettingsError, naming the differences, if a run with the settings `here` cannot
+    resume from `checkpoint`.
 
-    free: names of those that may differ.
+    there: the settings of the run that wrote it, see `settings_of`. free: names of settings that
+    may differ.
     """
-    there = settings_of(checkpoint)
-    differing = [
-        f"{name} is {there.get(name, 'not set')} there and {settings.get(name, 'not set')} here"
-        for name in sorted({*there, *settings}.difference(free))
-        if there.get(name) != settings.get(name)
-    ]
-    if differing:
+    differences = []
+    for name in sorted({*there, *here}.difference(free)):
+        if there.get(name) != here.get(name):
+            value_there = there.get(name, "not set")
+            value_here = here.get(name, "not set")
+            differences.append(f"{name} is {value_there} there and {value_here} here")
+    if differences:
         raise OtherSettingsError(
-            f"{checkpoint} was made with other settings: {'; '.join(differing)}; give the same, or"
-            " start anew with --policy"
+            f"{checkpoint} was made with other settings: {'; '.join(differences)}; give the same,"
+            " or start anew with --policy"
         )
 
 
