@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
-from reflectkit.decisions.questions import NO, YES, Answer, Question, Usage, averaged
+from reflectkit.decisions.questions import NO, YES, Answer, Question, Usage, mean_over_orders
 from reflectkit.env import SUCCEEDS, Agent, Context
 from reflectkit.errors import EnvironmentFailure, ReflectkitError
 from reflectkit.models.labels import prompt_ids
@@ -79,7 +79,7 @@ class Decider:
         for number in range(len(questions)):
             places = [place for place, variant in enumerate(variants) if variant[0] == number]
             orders = [variants[place][1] for place in places]
-            shares = averaged([decisions[place].probabilities for place in places], orders)
+            shares = mean_over_orders([decisions[place].probabilities for place in places], orders)
             answer = Answer(shares)
             first = places[0]
             decision = replace(

@@ -37,7 +37,7 @@ from reflectkit.data.sft_rows import (
     usual_form,
     usual_form_of_decisions,
 )
-from reflectkit.decisions.labelled import LabelledDecision, labelled, read_labelled
+from reflectkit.decisions.labelled import LabelledDecision, labelled_decision, read_labelled
 from reflectkit.envs import RECORDS
 from reflectkit.envs.setup import EnvConfig, EnvSetup
 from reflectkit.errors import DataError, memory_explained
@@ -316,7 +316,8 @@ def _write_decisions(config: GenSFTConfig, progress: Progress) -> Report:
             decisions = read_labelled(config.decisions)
         else:
             tasks = Problems(setup).tasks("train", config.env.kind.levels[-1])
-            decisions = [labelled(task.data, setup.taskset.settings.dataset) for task in tasks]
+            dataset = setup.taskset.settings.dataset
+            decisions = [labelled_decision(task.data, dataset) for task in tasks]
         path = target / FILE_OF_ROLE["plain"]
         count = write_jsonl(path, _decision_rows(decisions, config, progress))
         write_json(target / ROWS_SETTINGS, {VERSION: PROMPT_VERSION} | plain_settings(config.env))

@@ -1,4 +1,4 @@
-"""Bodies of requests in both protocols: what is read is exactly what was sent, or the request is refused."""
+"""Request bodies of both protocols: strict JSON, checked against the form of a request."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-MOST_ERRORS = 20  # of a request that are reported
+MOST_ERRORS = 20
+"""How many errors of a request are reported."""
 
 
 class InvalidRequestError(Exception):
-    """A request that breaks the protocol. detail: its errors, each with the place (`loc`), message and kind."""
+    """A request that breaks the protocol.
+
+    detail: its errors, each with a place in the body (`loc`), a message (`msg`) and a kind (`type`).
+    """
 
     def __init__(self, detail: Sequence[dict[str, Any]]) -> None:
         first = detail[0]
@@ -28,39 +32,42 @@ def invalid(
     kind: str,
     *place: str | int,
 ) -> InvalidRequestError:
-    """The error of a request for one reason. place: keys and indices that lead to what is wrong in the body."""
-    return InvalidRequestError([{"loc": ["body", *place], "msg": message, "type": kind}])
+    """An error with one entry. place: the keys and indices that lead to the wrong value in the body."""
+    entry = {"loc": ["body", *place], "msg": message, "type": kind}
+    return InvalidRequestError([entry])
 
 
 Body = TypeVar("Body", bound=BaseModel)
 
 
 def read_body(kind: type[Body], body: bytes) -> Body:
-    """The request in `body`.
+    """The request in `body`, an instance of `kind`.
 
-    Raises InvalidRequestError: an object has a key twice, a field is missing or wrong, or it is no JSON. NaN, half a
-    surrogate pair and a number that no float holds are none.
+    Raises InvalidRequestError if the body is not JSON, an object has a key twice, or a field is
+    missing or wrong. NaN, half a surrogate pair and a number too large for a float are not JSON.
     """
-    # 1. JSON, which pydantic reads to 200 levels, and Python's reader checks for what that lets pass
+    # 1. Parse the JSON: pydantic limits its depth to 200 levels, and Python's parser finds the
+    # repeated keys and the large numbers that pydantic accepts
     try:
         value = from_json(body, allow_inf_nan=False)
         json.loads(body, object_pairs_hook=_unique, parse_float=_finite)
     except ValueError as error:
         raise invalid(str(error), "json_invalid") from None
 
-    # 2. The request
+    # 2. Check its fields
     try:
         return kind.model_validate(value)
-    except ValidationError as error:
-        errors = error.errors(include_url=False, include_context=False, include_input=False)
+    except ValidationError as failure:
+        errors = failure.errors(include_url=False, include_context=False, include_input=False)
         detail = []
-        for each in errors[:MOST_ERRORS]:
-            place = ["body", *each["loc"]]
-            detail.append({"loc": place, "msg": each["msg"], "type": each["type"]})
+        for error in errors[:MOST_ERRORS]:
+            place = ["body", *error["loc"]]
+            detail.append({"loc": place, "msg": error["msg"], "type": error["type"]})
         raise InvalidRequestError(detail) from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these (key, value) pairs. Raises ValueError if a key is there twice."""
     value = dict(pairs)
     if len(value) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -70,6 +77,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _finite(text: str) -> float:
+    """The number in `text`. Raises ValueError if no float is that large."""
     number = float(text)
     if math.isinf(number):
         raise ValueError(f"the number {text:.80} is too large")

@@ -1,4 +1,7 @@
-"""Labelled decisions: a state, a question about it with its options, and the answer, or the options' probabilities."""
+"""Labelled decisions: rows with a state, a question with options, and the right answer.
+
+Instead of an answer, a row may have the probability of each option. Shapes: K options.
+"""
 
 from __future__ import annotations
 
@@ -22,61 +25,71 @@ from reflectkit.jsonl import read_jsonl
 from reflectkit.types import Observation
 
 TOLERANCE = 0.02
-"""By how much the probabilities of a row may miss 1."""
+"""How far the sum of a row's probabilities may be from 1."""
 COLUMNS = ("state", "question", "options", "answer", "probabilities")
 FORM = '{"state": …, "question": …, "options": […], "answer": …}'
+"""A row, as error messages show it."""
+
+ErrorMaker = Callable[[str, str], DataError]
+"""Makes the error of a row from the name of a field and a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledDecision:
-    """A row."""
+    """A question about a state, and how likely each option is the right one."""
 
     state: str
     question: Question
     probabilities: tuple[float, ...]
-    """Of the options (K), 1 for the answer where there is one; their sum is 1."""
+    """The probability of each option (K). Their sum is 1. A row with an answer has 1 for it."""
 
     @property
     def observation(self) -> Observation:
-        """What the policy sees."""
+        """The question, as the policy reads it."""
         return self.question.observation(self.state)
 
     @property
     def best(self) -> list[int]:
-        """The likeliest options."""
+        """Indices of the likeliest options."""
         highest = max(self.probabilities)
         return [index for index, share in enumerate(self.probabilities) if share == highest]
 
 
 def read_labelled(path: Path) -> list[LabelledDecision]:
-    """The rows of `path`. Raises DataError with the line and the field."""
-    rows = [labelled(row, path, line) for line, row in read_jsonl(path)]
+    """The decisions of the JSON Lines file `path`. Raises DataError with the line and the field."""
+    rows = [labelled_decision(row, path, line) for line, row in read_jsonl(path)]
     if not rows:
         raise DataError(path, f"has no rows; a row is {FORM}")
     return rows
 
 
-def labelled(
+def labelled_decision(
     row: Mapping[str, Any],
     path: Path | str,
     line: int | None = None,
 ) -> LabelledDecision:
-    """A decision from its row. Raises DataError.
+    """The decision of a row. path, line: where the row is, for errors. Raises DataError.
 
-    state, question: a text, or a structure that is read as JSON. options: names, or each with its description; default:
-    yes and no. answer: an option, or true or false. probabilities: by option, or in their order.
+    The fields of a row:
+
+    - state, question: a text, or a structure, which is shown as JSON.
+    - options: a list of names, or an object with their descriptions; by default yes and no.
+    - answer: the name of an option; of yes and no also true or false.
+    - probabilities: an object by option, or a list in the order of the options.
     """
 
     def error(field: str, message: str) -> DataError:
         return DataError(path, message, line=line, field=field)
 
-    # 1. The state and the question
+    # 1. The state
     unknown_names = sorted(set(row) - {*COLUMNS, "split"})
     if unknown_names:
         raise error(unknown_names[0], f"unknown; a row is {FORM}")
     if row.get("state") in (None, ""):
         raise error("state", f"missing; a row is {FORM}")
     state = text_of(row["state"])
+
+    # 2. The question and its options
     options = _options(row.get("options"), error)
     names = list(options)
     texts = tuple(option_text(name, description) for name, description in options.items())
@@ -85,7 +98,7 @@ def labelled(
     kind = "choice" if row.get("options") is not None else "predicate"
     question = Question(kind, text_of(row.get("question")), texts)  # type: ignore[arg-type]
 
-    # 2. Probabilities
+    # 3. The probabilities of the options
     answer = row.get("answer")
     shares = row.get("probabilities")
     if answer is not None and shares is not None:
@@ -93,7 +106,7 @@ def labelled(
     if shares is not None:
         return LabelledDecision(state, question, _shares(shares, names, error))
 
-    # 3. Or an answer
+    # 4. Or the right answer, which gets probability 1
     if answer is None:
         raise error("answer", "give an answer or probabilities, this row has neither")
     if isinstance(answer, bool) and kind == "predicate":
@@ -101,11 +114,15 @@ def labelled(
     if answer not in names:
         message = f"{row['answer']!r:.60} is none of the options {', '.join(names):.100}"
         raise error("answer", message)
-    return LabelledDecision(state, question, tuple(float(name == answer) for name in names))
+    probabilities = tuple(float(name == answer) for name in names)
+    return LabelledDecision(state, question, probabilities)
 
 
-def _options(value: Any, error: Callable[[str, str], DataError]) -> dict[str, Any]:
-    """The description of each option, or None."""
+def _options(value: Any, error: ErrorMaker) -> dict[str, Any]:
+    """The description of each option, None for an option without one.
+
+    value: the field `options` of a row. Raises what `error` makes.
+    """
     if value is None:
         return {YES: None, NO: None}
     names = list(value) if isinstance(value, list | dict) else []
@@ -124,9 +141,13 @@ def _options(value: Any, error: Callable[[str, str], DataError]) -> dict[str, An
 def _shares(
     value: Any,
     names: Sequence[str],
-    error: Callable[[str, str], DataError],
+    error: ErrorMaker,
 ) -> tuple[float, ...]:
-    """The probability of each option, from a list or by option; of options that are left out it is 0."""
+    """The probability of each option (K).
+
+    value: the field `probabilities` of a row, a list or an object. An option that the object leaves
+    out has probability 0. Raises what `error` makes.
+    """
     if isinstance(value, list) and len(value) == len(names):
         value = dict(zip(names, value, strict=True))
     if not isinstance(value, dict) or not value.keys() <= set(names):

@@ -1,8 +1,9 @@
-"""OpenAI's Decisions API, `POST /v1/decisions`: an input, which is a text or a conversation, and a list of questions.
+"""OpenAI's Decisions API, `POST /v1/decisions`: an input and a list of questions about it.
 
-The types of questions are predicate (yes or no), choice and score. A server reads a `DecisionsRequest` and answers with
-its `response`; a client sends `request_body` and reads what comes back with `read_probabilities`. The fields are those
-of `openai.types.decision_create_params`.
+The input is a text or a conversation. The types of questions are predicate (yes or no), choice and
+score. A server reads a `DecisionsRequest` and replies with its `response`. A client sends a
+`request_body` and reads the reply with `read_probabilities`. The fields are those of
+`openai.types.decision_create_params`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ from reflectkit.decisions.questions import (
     option_text,
     text_of,
 )
-from reflectkit.decisions.replies import ModelRefusalError, UnusableReplyError, checked
+from reflectkit.decisions.replies import (
+    ModelRefusalError,
+    UnusableReplyError,
+    option_probabilities,
+)
 from reflectkit.jsonl import dumps
 from reflectkit.prompts import one_line
 from reflectkit.tools import written_message
@@ -36,7 +41,7 @@ from reflectkit.types import Message, Observation, StateQuestion, ToolCall
 
 
 class _TextPart(BaseModel):
-    """A part of a message, an output or instructions: text, or JSON that is rendered as text."""
+    """A part of a message, of an output or of instructions: a text, or JSON."""
 
     type: Literal["input_text", "output_text", "refusal", "input_json"]
     text: str = ""
@@ -45,7 +50,7 @@ class _TextPart(BaseModel):
 
     @property
     def words(self) -> str:
-        """The part as text."""
+        """The part as the model reads it."""
         return text_of(self.data) or self.text or self.refusal
 
 
@@ -53,11 +58,14 @@ Content = str | list[_TextPart]
 
 
 def _words(content: Content) -> str:
-    return content if isinstance(content, str) else "\n".join(part.words for part in content)
+    """The content as the model reads it, one part per line."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.words for part in content)
 
 
-class _Said(BaseModel):
-    """A message."""
+class _Message(BaseModel):
+    """A message of a user, of the developer or of the assistant."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "developer", "system", "assistant"]
@@ -65,7 +73,7 @@ class _Said(BaseModel):
 
 
 class _FunctionCall(BaseModel):
-    """A call of a function by the assistant. arguments: a JSON object."""
+    """A call of a function by the assistant. arguments: the JSON text of an object."""
 
     type: Literal["function_call"]
     call_id: str
@@ -74,10 +82,12 @@ class _FunctionCall(BaseModel):
 
     @property
     def call(self) -> ToolCall:
-        """The call. Arguments that are no object are shown as they are."""
+        """The call as our own type. Arguments that are no JSON object become the one argument
+        `arguments`.
+        """
         try:
             arguments = from_json(self.arguments or "{}", allow_inf_nan=False)
-            dumps(arguments)  # refuses 1e999
+            dumps(arguments)  # raises ValueError for a number that no float holds, e.g. 1e999
         except ValueError:
             arguments = self.arguments
         if not isinstance(arguments, dict):
@@ -86,7 +96,7 @@ class _FunctionCall(BaseModel):
 
 
 class _CustomCall(BaseModel):
-    """A call of a tool that takes text."""
+    """A call, by the assistant, of a tool that takes text."""
 
     type: Literal["custom_tool_call"]
     call_id: str
@@ -95,37 +105,42 @@ class _CustomCall(BaseModel):
 
     @property
     def call(self) -> ToolCall:
-        """The call."""
+        """The call as our own type."""
         return ToolCall(one_line(self.name), {"input": self.input})
 
 
 class _Output(BaseModel):
-    """What a call returned."""
+    """The output of a call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: Content
 
 
-Item = _Said | _FunctionCall | _CustomCall | _Output
+Item = _Message | _FunctionCall | _CustomCall | _Output
 
 
 def _conversation(items: Sequence[Item]) -> str:
-    """The items as text, with speakers where the assistant or a tool has said something; else their contents."""
-    # 1. Messages; the output of a call names its tool by the call
+    """The items as one text.
+
+    Speakers are named if the assistant or a tool has said something. Otherwise the text is the
+    contents alone.
+    """
+    # 1. Items as messages; an output gets the name of the tool from its call
     messages: list[Message] = []
-    names: dict[str, str] = {}
+    tool_names: dict[str, str] = {}
     for item in items:
-        if isinstance(item, _Said):
+        if isinstance(item, _Message):
             role: Any = "system" if item.role == "developer" else item.role
             messages.append(Message(role, _words(item.content)))
         elif isinstance(item, _Output):
-            messages.append(Message("tool", _words(item.output), name=names[item.call_id]))
+            tool_name = tool_names[item.call_id]
+            messages.append(Message("tool", _words(item.output), name=tool_name))
         else:
-            names[item.call_id] = one_line(item.name)
+            tool_names[item.call_id] = one_line(item.name)
             messages.append(written_message("", [item.call]))
 
-    # 2. Their text
+    # 2. Messages as a text
     has_agent = any(message.role in ("assistant", "tool") for message in messages)
     return Observation(tuple(messages), replies=has_agent).text
 
@@ -134,7 +149,7 @@ def _conversation(items: Sequence[Item]) -> str:
 
 
 class _Question(BaseModel):
-    """What all questions have."""
+    """The fields of every question."""
 
     name: str | None = None
     instructions: Content
@@ -150,21 +165,23 @@ class PredicateQuestion(_Question):
 
     @property
     def question(self) -> Question:
-        """As the model reads it."""
+        """The question as the model reads it."""
         return Question("predicate", _words(self.instructions), (YES, NO))
 
     def reply(self, answer: Answer) -> dict[str, Any]:
-        """The answer's JSON value."""
+        """The answer as a JSON value."""
         return self._reply("predicate", probability=answer.probabilities[0])
 
 
 class _Option(BaseModel):
+    """An option of a choice."""
+
     value: StrictStr | StrictBool
     description: str | None = None
 
     @property
     def words(self) -> str:
-        """As the model reads it."""
+        """The option as the model reads it."""
         name = self.value if isinstance(self.value, str) else text_of(self.value)
         return option_text(name, self.description)
 
@@ -177,7 +194,8 @@ class ChoiceQuestion(_Question):
 
     @field_validator("choices")
     @classmethod
-    def _different(cls, choices: list[_Option]) -> list[_Option]:
+    def _check_distinct(cls, choices: list[_Option]) -> list[_Option]:
+        # In Python, True == 1, so the type is a part of the value
         values = [(type(option.value), option.value) for option in choices]
         for place, value in enumerate(values):
             if value in values[:place]:
@@ -186,51 +204,53 @@ class ChoiceQuestion(_Question):
 
     @property
     def question(self) -> Question:
-        """As the model reads it."""
+        """The question as the model reads it."""
         options = tuple(option.words for option in self.choices)
         return Question("choice", _words(self.instructions), options)
 
     def reply(self, answer: Answer) -> dict[str, Any]:
-        """The answer's JSON value."""
+        """The answer as a JSON value."""
         values = [option.value for option in self.choices]
-        shares = []
-        for value, share in zip(values, answer.probabilities, strict=True):
-            shares.append({"value": value, "probability": share})
+        entries = []
+        for value, probability in zip(values, answer.probabilities, strict=True):
+            entries.append({"value": value, "probability": probability})
         return self._reply(
             "choice",
             choice=values[answer.likeliest],
-            probabilities=shares,
+            probabilities=entries,
             confidence=answer.choice_confidence,
         )
 
 
 class _Level(BaseModel):
+    """A level of a scale."""
+
     label: str
     description: str | None = None
 
 
 class ScoreQuestion(_Question):
-    """A question with a scale, whose levels have the values 0, 1, …"""
+    """A question with a scale. Its levels, the lowest first, have the values 0, 1, …"""
 
     type: Literal["score"]
     levels: list[_Level] = Field(min_length=FEWEST_OPTIONS, max_length=MOST_LEVELS)
 
     @property
     def question(self) -> Question:
-        """As the model reads it."""
+        """The question as the model reads it."""
         options = tuple(option_text(level.label, level.description) for level in self.levels)
         return Question("score", _words(self.instructions), options)
 
     def reply(self, answer: Answer) -> dict[str, Any]:
-        """The answer's JSON value."""
-        shares = []
-        for value, share in enumerate(answer.probabilities):
+        """The answer as a JSON value."""
+        entries = []
+        for value, probability in enumerate(answer.probabilities):
             label = self.levels[value].label
-            shares.append({"label": label, "value": value, "probability": share})
+            entries.append({"label": label, "value": value, "probability": probability})
         return self._reply(
             "score",
             score=answer.mean_level,
-            probabilities=shares,
+            probabilities=entries,
             confidence=answer.score_confidence,
         )
 
@@ -250,9 +270,12 @@ class DecisionsRequest(BaseModel):
     ] = Field(min_length=1, max_length=MOST_QUESTIONS)
 
     @model_validator(mode="after")
-    def _outputs_have_calls(self) -> DecisionsRequest:
+    def _check_outputs(self) -> DecisionsRequest:
+        """Raises ValueError if an output has no call before it."""
+        if isinstance(self.input, str):
+            return self
         call_ids: set[str] = set()
-        for item in self.input if isinstance(self.input, list) else ():
+        for item in self.input:
             if isinstance(item, _FunctionCall | _CustomCall):
                 call_ids.add(item.call_id)
             elif isinstance(item, _Output) and item.call_id not in call_ids:
@@ -262,21 +285,22 @@ class DecisionsRequest(BaseModel):
         return self
 
     def names(self, model: str) -> bool:
-        """Whether it asks for `model`: always, as in chat completions."""
+        """Whether the request is for `model`. It always is, as in chat completions."""
         return True
 
     @property
     def text(self) -> str:
-        """The state."""
+        """The state, as the model reads it."""
         return self.input if isinstance(self.input, str) else _conversation(self.input)
 
     @property
     def named_questions(self) -> list[tuple[str, Question]]:
-        """The questions with their names; one without a name has its number."""
-        named = []
+        """(name, question) of each. The name of a question without one is its index."""
+        pairs = []
         for number, question in enumerate(self.questions):
-            named.append((question.name or str(number), question.question))
-        return named
+            name = question.name or str(number)
+            pairs.append((name, question.question))
+        return pairs
 
     def response(
         self,
@@ -284,12 +308,15 @@ class DecisionsRequest(BaseModel):
         usage: Usage,
         number: str,
     ) -> dict[str, Any]:
-        """The JSON value of the answers to all questions, in their order. number: names the request in records."""
+        """The reply as a JSON value.
+
+        answers: to all questions, in their order. number: the id of the request in records.
+        """
         replies = []
         for question, answer in zip(self.questions, answers, strict=True):
             replies.append(question.reply(answer))
 
-        # Nothing is cached for a client, and what was written is thought
+        # A client has no cache here, and all output tokens are thoughts
         counts = {
             "input_tokens": usage.input_tokens,
             "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": 0},
@@ -309,13 +336,15 @@ def request_body(
     options: Sequence[str],
     more: Sequence[StateQuestion] = (),
 ) -> dict[str, Any]:
-    """The body of a request, without the model, for a choice among `options`, which are all different. more: further
-    questions, which have options.
+    """The body of a request for a choice among `options`, without the name of the model.
+
+    instructions: the text of the question; may be empty. options: all different. more: further
+    questions, each with options.
     """
-    texts_and_options = [(instructions, options)]
-    texts_and_options += [(question.text, question.options) for question in more]
+    all_questions = [(instructions, options)]
+    all_questions += [(question.text, question.options) for question in more]
     questions = []
-    for text, values in texts_and_options:
+    for text, values in all_questions:
         choices = [{"value": value} for value in values]
         questions.append({"type": "choice", "instructions": text, "choices": choices})
     return {"input": state, "questions": questions}
@@ -326,18 +355,24 @@ def read_probabilities(
     options: Sequence[str],
     more: Sequence[StateQuestion] = (),
 ) -> tuple[tuple[float, ...], ...]:
-    """The probability of each option of each question, given the `answers` to `request_body`. Raises
-    UnusableReplyError, and ModelRefusalError where the model declined to answer.
+    """For each question, the probability of each option.
+
+    answers: from the reply to a `request_body` with these options and further questions. Raises
+    UnusableReplyError, and ModelRefusalError if the model declined to answer.
     """
-    option_lists = [options, *(question.options for question in more)]
+    option_lists = [options]
+    option_lists += [question.options for question in more]
     if not isinstance(answers, list) or len(answers) != len(option_lists):
         raise UnusableReplyError("it does not answer the question that was asked")
-    pairs = zip(answers, option_lists, strict=True)
-    return tuple(_shares(answer, options) for answer, options in pairs)
+    rows = []
+    for answer, answer_options in zip(answers, option_lists, strict=True):
+        rows.append(_answer_probabilities(answer, answer_options))
+    return tuple(rows)
 
 
-def _shares(answer: object, options: Sequence[str]) -> tuple[float, ...]:
-    # 1. Its form
+def _answer_probabilities(answer: object, options: Sequence[str]) -> tuple[float, ...]:
+    """The probability of each of `options` (K). Raises as `read_probabilities`."""
+    # 1. Check the form of the answer
     if not isinstance(answer, Mapping):
         raise UnusableReplyError("it does not answer the question that was asked")
     if answer.get("type") == "refusal":
@@ -346,11 +381,11 @@ def _shares(answer: object, options: Sequence[str]) -> tuple[float, ...]:
     if answer.get("type") != "choice" or not isinstance(entries, list):
         raise UnusableReplyError("it has no probabilities of the options")
 
-    # 2. Its entries, one for each option
-    shares: dict[Any, Any] = {}
+    # 2. Read its entries, one for each option
+    by_option: dict[Any, Any] = {}
     for entry in entries:
         value = entry.get("value") if isinstance(entry, Mapping) else None
-        if not isinstance(value, str) or value in shares:
+        if not isinstance(value, str) or value in by_option:
             raise UnusableReplyError("its options are not those that were offered")
-        shares[value] = entry.get("probability")
-    return checked(shares, options)
+        by_option[value] = entry.get("probability")
+    return option_probabilities(by_option, options)

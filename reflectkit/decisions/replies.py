@@ -1,4 +1,4 @@
-"""Probabilities in the reply of a server, which are used only if they are a distribution over the offered options."""
+"""Checks of probabilities in a server's reply: they must be a distribution over the offered options."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 TOLERANCE = 0.05
-"""By how much the probabilities of a reply may miss 1, since many servers round them."""
+"""How far the sum of a reply's probabilities may be from 1, since many servers round them."""
 
 
 class UnusableReplyError(ValueError):
-    """A reply that does not answer what was asked."""
+    """A reply that does not answer the question."""
 
 
 class ModelRefusalError(UnusableReplyError):
     """The model declined to answer."""
 
 
-def checked(shares: Mapping[Any, Any], options: Sequence[str]) -> tuple[float, ...]:
-    """The probability of each of `options`, whose sum is 1. shares: by option, as they came. Raises
-    UnusableReplyError.
+def option_probabilities(shares: Mapping[Any, Any], options: Sequence[str]) -> tuple[float, ...]:
+    """The probability of each of `options` (K), scaled to a sum of 1.
 
-    >>> checked({"left": 0.26, "right": 0.78}, ("right", "left"))
+    shares: the probabilities by option, as the server sent them. Raises UnusableReplyError if they
+    are of other options or no distribution.
+
+    >>> option_probabilities({"left": 0.26, "right": 0.78}, ("right", "left"))
     (0.75, 0.25)
     """
     if set(shares) != set(options):
         raise UnusableReplyError("its options are not those that were offered")
-    return distribution([shares[option] for option in options], TOLERANCE, UnusableReplyError)
+    values = [shares[option] for option in options]
+    return distribution(values, TOLERANCE, UnusableReplyError)
 
 
 def distribution(
@@ -35,16 +38,18 @@ def distribution(
     tolerance: float,
     error: Callable[[str], Exception],
 ) -> tuple[float, ...]:
-    """`values` as probabilities whose sum is 1. tolerance: by how much it may miss 1. error: makes the error of a
-    message, which is raised where they are none.
+    """`values`, scaled to a sum of 1.
+
+    tolerance: how far their sum may be from 1. error: makes an error from a message. That error is
+    raised if a value is no probability, or if the sum is too far from 1.
     """
-    # 1. Each is one
+    # 1. Each value is a probability, which NaN is not
     for value in values:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 <= value <= 1:  # NaN is not, either
+        if not is_number or not 0 <= value <= 1:
             raise error(f"{value!r:.60} is no probability")
 
-    # 2. Their sum, which many writers round
+    # 2. Their sum is about 1
     total = math.fsum(values)
     if abs(total - 1) > tolerance:
         raise error(f"the probabilities add up to {total:.4g}, not to 1")

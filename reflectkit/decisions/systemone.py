@@ -1,8 +1,9 @@
 """System One's protocol, `POST /v1/systemone`: a state, and questions by name.
 
-The types of questions are noul (yes or no), choice and score. A server reads a `SystemOneRequest` and answers with its
-`response`; a client sends `request_body` and reads what comes back with `read_probabilities`. Unknown fields are
-ignored, as the protocol wants; images are refused, since ignoring them would change the question.
+The types of questions are noul (yes or no), choice and score. A server reads a `SystemOneRequest`
+and replies with its `response`. A client sends a `request_body` and reads the reply with
+`read_probabilities`. Unknown fields are ignored, as the protocol wants. Images are refused, since
+ignoring them would change the question.
 """
 
 from __future__ import annotations
@@ -25,20 +26,21 @@ from reflectkit.decisions.questions import (
     option_text,
     text_of,
 )
-from reflectkit.decisions.replies import UnusableReplyError, checked
+from reflectkit.decisions.replies import UnusableReplyError, option_probabilities
 from reflectkit.types import StateQuestion
 
 Text = str | dict[str, Any] | list[Any]
+"""A text, or a structure that is shown as JSON."""
 Name = Annotated[str, Field(min_length=1)]
 ACTION = "action"
-"""The name of the one question that a client here asks."""
+"""The name of the question about the next action in a client's request."""
 
 
 # -------------------------------------------------------------------------------------- questions
 
 
 class _Sides(BaseModel):
-    """What counts as yes, and as no."""
+    """Descriptions of yes (`true`) and no (`false`)."""
 
     model_config = ConfigDict(extra="forbid")
     true: Text | None = None
@@ -46,7 +48,7 @@ class _Sides(BaseModel):
 
 
 class Noul(BaseModel):
-    """A question that is answered with the probability of yes."""
+    """A question that is answered with the probability of yes. criteria: what yes and no mean."""
 
     type: Literal["noul"]
     instructions: Text | None = None
@@ -54,18 +56,18 @@ class Noul(BaseModel):
 
     @property
     def question(self) -> Question:
-        """As the model reads it."""
+        """The question as the model reads it."""
         sides = self.criteria or _Sides()
-        options = option_text(YES, sides.true), option_text(NO, sides.false)
+        options = (option_text(YES, sides.true), option_text(NO, sides.false))
         return Question("predicate", text_of(self.instructions), options)
 
     def reply(self, answer: Answer) -> dict[str, Any]:
-        """The answer's JSON value."""
+        """The answer as a JSON value."""
         return {"type": "noul", "noul": answer.probabilities[0]}
 
 
 class Choice(BaseModel):
-    """A question with named options. criteria: the description of each, or None."""
+    """A question with named options. criteria: a description of each option, or None."""
 
     type: Literal["choice"]
     instructions: Text | None = None
@@ -73,14 +75,14 @@ class Choice(BaseModel):
 
     @property
     def question(self) -> Question:
-        """As the model reads it."""
+        """The question as the model reads it."""
         options = tuple(
             option_text(name, description) for name, description in self.criteria.items()
         )
         return Question("choice", text_of(self.instructions), options)
 
     def reply(self, answer: Answer) -> dict[str, Any]:
-        """The answer's JSON value."""
+        """The answer as a JSON value."""
         names = list(self.criteria)
         return {
             "type": "choice",
@@ -91,7 +93,7 @@ class Choice(BaseModel):
 
 
 class Score(BaseModel):
-    """A question with a scale. criteria: the descriptions of its levels, the lowest first."""
+    """A question with a scale. criteria: descriptions of its levels, the lowest first."""
 
     type: Literal["score"]
     instructions: Text | None = None
@@ -99,12 +101,13 @@ class Score(BaseModel):
 
     @property
     def question(self) -> Question:
-        """As the model reads it."""
-        return Question("score", text_of(self.instructions), tuple(map(text_of, self.criteria)))
+        """The question as the model reads it."""
+        options = tuple(map(text_of, self.criteria))
+        return Question("score", text_of(self.instructions), options)
 
     def reply(self, answer: Answer) -> dict[str, Any]:
-        """The answer's JSON value."""
-        # Levels are keys of JSON objects, which are texts
+        """The answer as a JSON value."""
+        # Keys of JSON objects are texts
         legend = {str(level): text for level, text in enumerate(self.criteria)}
         shares = {str(level): share for level, share in enumerate(answer.probabilities)}
         return {
@@ -133,22 +136,25 @@ class SystemOneRequest(BaseModel):
 
     @field_validator("assets")
     @classmethod
-    def _text_alone(cls, assets: Any) -> None:
+    def _refuse_assets(cls, assets: Any) -> None:
+        """Raises ValueError if the request has pictures."""
         if assets:
             raise ValueError("only text is read; leave out pictures")
 
     def names(self, model: str) -> bool:
-        """Whether it asks for `model`, by its name or by one of Jev's, which clients send by default."""
+        """Whether the request is for `model`. Names that begin with "jev-", which clients send by
+        default, are for any model.
+        """
         return self.model == model or self.model.startswith("jev-")
 
     @property
     def text(self) -> str:
-        """The state."""
+        """The state, as the model reads it."""
         return text_of(self.state)
 
     @property
     def named_questions(self) -> list[tuple[str, Question]]:
-        """The questions with their names."""
+        """(name, question) of each."""
         return [(name, question.question) for name, question in self.questions.items()]
 
     def response(
@@ -157,7 +163,10 @@ class SystemOneRequest(BaseModel):
         usage: Usage,
         number: str,
     ) -> dict[str, Any]:
-        """The JSON value of the answers to all questions, in their order. number: names the request in records."""
+        """The reply as a JSON value.
+
+        answers: to all questions, in their order. number: the id of the request in records.
+        """
         replies = {}
         for (name, question), answer in zip(self.questions.items(), answers, strict=True):
             replies[name] = question.reply(answer)
@@ -174,16 +183,18 @@ def request_body(
     options: Sequence[str],
     more: Sequence[StateQuestion] = (),
 ) -> dict[str, Any]:
-    """The body of a request, without the model, for a choice among `options`, which are all different. more: further
-    questions, which have options, and names of their own.
+    """The body of a request for a choice among `options`, without the name of the model.
+
+    instructions: the text of the question; may be empty. options: all different. more: further
+    questions, each with options and a name of its own.
     """
-    # 1. The choice; a field that is left out is no instruction, and an empty one may be
+    # 1. The choice; a model may read an empty field as an instruction, so it is left out
     action = {"type": "choice", "instructions": instructions, "criteria": dict.fromkeys(options)}
     if not instructions:
         del action["instructions"]
-
-    # 2. The others
     questions = {ACTION: action}
+
+    # 2. The further questions
     for question in more:
         questions[question.name] = {
             "type": "choice",
@@ -198,21 +209,27 @@ def read_probabilities(
     options: Sequence[str],
     more: Sequence[StateQuestion] = (),
 ) -> tuple[tuple[float, ...], ...]:
-    """The probability of each option of each question, given the `answers` to `request_body`. Raises
+    """For each question, the probability of each option.
+
+    answers: from the reply to a `request_body` with these options and further questions. Raises
     UnusableReplyError.
     """
-    options_of = {ACTION: options}
+    options_by_name = {ACTION: options}
     for question in more:
-        options_of[question.name] = question.options
-    if not isinstance(answers, Mapping) or set(answers) != set(options_of):
+        options_by_name[question.name] = question.options
+    if not isinstance(answers, Mapping) or set(answers) != set(options_by_name):
         raise UnusableReplyError("it does not answer the question that was asked")
-    return tuple(_shares(answers[name], options) for name, options in options_of.items())
+    rows = []
+    for name, answer_options in options_by_name.items():
+        rows.append(_answer_probabilities(answers[name], answer_options))
+    return tuple(rows)
 
 
-def _shares(answer: object, options: Sequence[str]) -> tuple[float, ...]:
-    shares = None
+def _answer_probabilities(answer: object, options: Sequence[str]) -> tuple[float, ...]:
+    """The probability of each of `options` (K). Raises UnusableReplyError."""
+    by_option = None
     if isinstance(answer, Mapping) and answer.get("type") == "choice":
-        shares = answer.get("probabilities")
-    if not isinstance(shares, Mapping):
+        by_option = answer.get("probabilities")
+    if not isinstance(by_option, Mapping):
         raise UnusableReplyError("it has no probabilities of the options")
-    return checked(shares, options)
+    return option_probabilities(by_option, options)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reflectkit.decisions.labelled import labelled, read_labelled
+from reflectkit.decisions.labelled import labelled_decision, read_labelled
 from reflectkit.errors import DataError
 from reflectkit.prompts import policy_prompt
 
@@ -16,16 +16,16 @@ ROW = {"state": "I was charged twice.", "question": "Which team?", "options": ["
 
 
 def test_rows_become_questions_with_probabilities() -> None:
-    decision = labelled(ROW, "rows")
+    decision = labelled_decision(ROW, "rows")
     assert decision.probabilities == (0.0, 1.0)
     assert policy_prompt(decision.observation).endswith("Which team?\nActions:\n 0 Billing\n 1 Bugs\nAction:")
     soft = {"state": {"text": "Hi"}, "options": {"Billing": "payments", "Bugs": None}, "probabilities": {"Billing": 1}}
-    decision = labelled(soft, "rows")
+    decision = labelled_decision(soft, "rows")
     assert (decision.state, decision.question.options) == ('{"text": "Hi"}', ("Billing: payments", "Bugs"))
     assert decision.probabilities == (1.0, 0.0)
-    in_order = labelled({**ROW, "answer": None, "probabilities": [0.5, 0.5]}, "rows")
+    in_order = labelled_decision({**ROW, "answer": None, "probabilities": [0.5, 0.5]}, "rows")
     assert (in_order.probabilities, in_order.best) == ((0.5, 0.5), [0, 1])
-    assert labelled({"state": "x", "question": "True?", "answer": False}, "rows").probabilities == (0.0, 1.0)
+    assert labelled_decision({"state": "x", "question": "True?", "answer": False}, "rows").probabilities == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(

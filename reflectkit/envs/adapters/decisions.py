@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from reflectkit.config import Config, option
-from reflectkit.decisions.labelled import COLUMNS, LabelledDecision, labelled
+from reflectkit.decisions.labelled import COLUMNS, LabelledDecision, labelled_decision
 from reflectkit.env import Action, Env, StepResult, Taskset, Teacher, check_choice, check_task
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import dumps, read_jsonl
@@ -51,7 +51,7 @@ class LabelledTasks(Taskset):
         first: dict[str, str] = {}
         for line, row in read_jsonl(path):
             # Raises DataError for a row that is none
-            labelled(row, path, line)
+            labelled_decision(row, path, line)
             # Other columns are of no use to the env
             data = {name: row[name] for name in COLUMNS if row.get(name) is not None}
             group = first.setdefault(dumps(row["state"]), str(line))
@@ -106,7 +106,7 @@ class Decisions(Env):
     def reset(self, task: Task, seed: int) -> Observation:
         """Show the state, the question and its options."""
         check_task(task, self.name, self.levels)
-        self.row = labelled(task.data, task.id)
+        self.row = labelled_decision(task.data, task.id)
         return self.row.observation
 
     def step(self, action: Action) -> StepResult:
