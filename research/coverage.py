@@ -18,7 +18,7 @@ import numpy as np
 from reflectkit.cli.main import main
 from reflectkit.config import Config, option, with_values
 from reflectkit.console import Bar, Progress, Report, Table
-from reflectkit.evals.stats import Z95, agree_with_test, difference_ends, flips, rate_ends, sign_flip_p
+from reflectkit.evals.stats import Z95, agree_with_test, difference_ends, rate_ends, sign_flip_p, sign_patterns
 from reflectkit.evals.tables import csv_text
 from reflectkit.jsonl import write_text
 from reflectkit.runs.run import RunConfig, open_run
@@ -194,7 +194,7 @@ def _tested(won_C: Array, lost_C: Array, sizes_C: Array) -> tuple[float, float]:
     totals_C = won_C - lost_C
     squares = float((won_C + lost_C).sum())
     low, high = difference_ends(totals_C, float(won_C.sum()), squares, sizes_C, float(sizes_C.sum()))
-    signs_DC, every = flips(totals_C, DRAWS)
+    signs_DC, every = sign_patterns(totals_C, DRAWS)
     p = sign_flip_p(totals_C, signs_DC, every)
     return agree_with_test(low, high, p, totals_C, sizes_C, signs_DC, every)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from reflectkit.console import Table
 from reflectkit.data.episodes import SUCCESS
-from reflectkit.evals.aggregate import completed, differences, player_rows
+from reflectkit.evals.aggregate import differences, player_rows, with_all_figures
 from reflectkit.evals.plot import Curve
 from reflectkit.evals.rows import EpisodeRow, Estimate, PlayerRow
 from reflectkit.evals.stats import mean_interval, mean_p
@@ -110,7 +110,7 @@ def effects(pack: Pack) -> list[Effect]:
 
 def _successes(pack: Pack) -> list[Effect]:
     found = []
-    seeds = [completed([EpisodeRow.read(line) for line in seed.episodes]) for seed in pack.seeds.values()]
+    seeds = [with_all_figures([EpisodeRow.read(line) for line in seed.episodes]) for seed in pack.seeds.values()]
     for first, second in dict.fromkeys(pack.comparisons):
         parts = [[episode for episode in episodes if episode.name in (first, second)] for episodes in seeds]
         of_several = seed_differences({"": [part for part in parts if part]}, pack.measure)

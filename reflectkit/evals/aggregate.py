@@ -1,4 +1,8 @@
-"""From episodes to results: players' rows with intervals, and paired differences between players."""
+"""From episodes to results: rows of players with intervals, and paired differences between players.
+
+In this module a *part* is the episodes of one evaluation. Evaluations with different seeds are
+pooled: a seed is one of them.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from reflectkit.data.episodes import SUCCESS
 from reflectkit.evals.calibration import calibration_rows
 from reflectkit.evals.rows import RETURN, Difference, EpisodeRow, Estimate, PlayerRow, TurnCounts
 from reflectkit.evals.stats import (
+    Paired,
     amount_interval,
     by_cluster,
     by_task,
@@ -26,36 +31,38 @@ from reflectkit.evals.stats import (
 from reflectkit.rollouts.wrappers import OUR_FIGURES
 from reflectkit.types import reports_success
 
-NAMED = "named"
-"""The figure of an env whose episodes may end without an answer: 1 in those that give one."""
+HAS_ANSWER = "named"
+"""The figure of an env whose episodes may end without an answer: 1 in episodes with one."""
 NOT_OF_ENV = OUR_FIGURES - {SUCCESS}
-"""Figures that are ours, and not every player has; every episode has those of its env."""
-LADDER = (1, 2, 4, 8, 16, 32)
-"""The k of pass@k."""
-Range = tuple[float, float]
-"""The least and the greatest value of a figure, whoever played."""
+"""Names of our own figures, which only some players have. All players have those of the env."""
+TRY_COUNTS = (1, 2, 4, 8, 16, 32)
+"""The values of k for which pass@k and pass^k are reported."""
 
+Range = tuple[float, float]
+"""The least and the greatest value of a figure in the episodes of all players."""
 Comparison = tuple[str, str, str, str]
-"""A figure, a level, and two players."""
+"""A figure, a level, a first and a second player."""
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """The items by `key`, in the order of the first of each group."""
+    """The items by their `key`. Groups are in the order of their first items."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
 
 
-# -------------------------------------------------------------------------------- what all players have in common
+# ---------------------------------------------------------------------------------------- all players
 
 
-def completed(episodes: Sequence[EpisodeRow]) -> list[EpisodeRow]:
-    """`episodes`, each with every figure that the env reported for any player on its level: 0 where an episode was cut
-    off before that. Aborted ones stay as they are.
+def with_all_figures(episodes: Sequence[EpisodeRow]) -> list[EpisodeRow]:
+    """`episodes`, each with every figure that the env reported for any player at its level.
+
+    A figure that an episode lacks becomes 0: the episode ended before the env reported it. Aborted
+    episodes stay as they are.
     """
     reported = reported_figures(episodes)
     rows = []
@@ -67,7 +74,7 @@ def completed(episodes: Sequence[EpisodeRow]) -> list[EpisodeRow]:
 
 
 def reported_figures(episodes: Iterable[EpisodeRow]) -> dict[str, dict[str, float]]:
-    """By level, the figures that the env reported, in the order of their first episode, with 0.0."""
+    """By level, 0.0 for each figure that the env reported, in the order of their first episodes."""
     reported: dict[str, dict[str, float]] = {}
     for episode in episodes:
         names = [name for name in episode.figures if name not in NOT_OF_ENV]
@@ -76,7 +83,7 @@ def reported_figures(episodes: Iterable[EpisodeRow]) -> dict[str, dict[str, floa
 
 
 def figure_ranges(episodes: Iterable[EpisodeRow]) -> dict[str, Range]:
-    """The range of each figure. From 0 to 1 it is a share, and from 0 up what cannot be negative."""
+    """The least and the greatest value of each figure."""
     ranges: dict[str, Range] = {}
     for episode in episodes:
         for name, value in episode.figures.items():
@@ -86,62 +93,70 @@ def figure_ranges(episodes: Iterable[EpisodeRow]) -> dict[str, Range]:
 
 
 def is_share(values: Range) -> bool:
-    """Whether a figure with this range is a share."""
-    return values[0] >= 0 and values[1] <= 1
+    """Whether a figure with this range is taken for a share: all its values are from 0 to 1."""
+    least, greatest = values
+    return least >= 0 and greatest <= 1
 
 
-def silent_levels(episodes: Iterable[EpisodeRow]) -> set[str]:
-    """The levels at which the env does not report success: the return is what players are compared by."""
-    by_level = grouped(episodes, lambda episode: episode.level)
-    return {
-        level
-        for level, group in by_level.items()
-        if not reports_success((episode.status, episode.success) for episode in group)
-    }
+def levels_without_success(episodes: Iterable[EpisodeRow]) -> set[str]:
+    """The levels at which the env does not report success. There, players are compared by return."""
+    levels = set()
+    for level, group in grouped(episodes, lambda episode: episode.level).items():
+        outcomes = [(episode.status, episode.success) for episode in group]
+        if not reports_success(outcomes):
+            levels.add(level)
+    return levels
 
 
-def return_says_more(episodes: Iterable[EpisodeRow]) -> bool:
-    """Whether the return says more than success."""
-    return any(
-        episode.total_return != episode.success for episode in episodes if not episode.is_aborted
-    )
+def return_differs_from_success(episodes: Iterable[EpisodeRow]) -> bool:
+    """Whether an episode has a return that is not just 1 for success and 0 for failure."""
+    complete = [episode for episode in episodes if not episode.is_aborted]
+    return any(episode.total_return != episode.success for episode in complete)
 
 
 def task_clusters(episodes: Iterable[EpisodeRow]) -> dict[str, str]:
-    """The cluster of each task."""
+    """The cluster of each task, by its id."""
     return {episode.task: episode.cluster for episode in episodes}
 
 
-# ---------------------------------------------------------------------------------------------------------- players
+# -------------------------------------------------------------------------------------------- players
 
 
 def player_rows(parts: Sequence[Sequence[EpisodeRow]]) -> list[PlayerRow]:
-    """Rows over one or several evaluations (seeds). parts: the episodes of each.
+    """A row for each player at each level, over one or several evaluations (seeds).
 
-    Success, where it is reported, is the mean over distinct tasks of each task's mean over seeds. The interval is by
-    clusters of tasks; a task is in the same cluster in every seed. It is extended to the t interval over the seeds' own
-    means, as are those of the return, of figures and of pass@k. A task's pass@k and pass^k are the means of its models;
-    plays of different models are not several tries of one.
+    parts: the episodes of each evaluation.
+
+    Success is the mean over distinct tasks of each task's mean over seeds. Its interval is by
+    clusters of tasks; a task is in the same cluster in every seed. With several seeds, each interval
+    is extended to contain the t interval over the means of the seeds. A task's pass@k and pass^k are
+    means over the seeds, since plays of different models are not several tries of one model.
     """
-    every = completed([episode for part in parts for episode in part])
-    ranges = figure_ranges(every)
-    silent = silent_levels(every)
-    seed_numbers = [number for number, part in enumerate(parts) for _ in part]
-    numbered = list(zip(seed_numbers, every, strict=True))
-    players = grouped(numbered, key=lambda pair: (pair[1].name, pair[1].level))
+    # 1. All episodes, each with the number of its evaluation
+    episodes = with_all_figures([episode for part in parts for episode in part])
+    part_numbers = [number for number, part in enumerate(parts) for _ in part]
+    numbered = list(zip(part_numbers, episodes, strict=True))
+    ranges = figure_ranges(episodes)
+    no_success = levels_without_success(episodes)
 
+    # 2. The row of each player at each level
     rows = []
+    players = grouped(numbered, key=lambda pair: (pair[1].name, pair[1].level))
     for (_, level), pairs in players.items():
         by_seed = grouped(pairs, lambda pair: pair[0]).values()
         seeds = [[episode for _, episode in seed] for seed in by_seed]
-        row = player_row(seeds, ranges, silent=level in silent)
+        has_success = level not in no_success
+        row = player_row(seeds, ranges, has_success=has_success)
+
+        # 3. Several evaluations extend its intervals
         if len(parts) > 1:
-            seed_rows = [player_row([seed], ranges, silent=level in silent) for seed in seeds]
+            seed_rows = [player_row([seed], ranges, has_success=has_success) for seed in seeds]
             if len(seeds) > 1:
-                row = _over_seeds(row, seed_rows, ranges)
-            if level not in silent:
-                successes = (each.success for each in seed_rows)
-                row = replace(row, by_seed=tuple(each.mean for each in successes if each))
+                row = _extended_over_seeds(row, seed_rows, ranges)
+            if has_success:
+                successes = [seed_row.success for seed_row in seed_rows]
+                means = [success.mean for success in successes if success]
+                row = replace(row, by_seed=tuple(means))
         rows.append(row)
     return rows
 
@@ -150,42 +165,49 @@ def player_row(
     seeds: Sequence[Sequence[EpisodeRow]],
     ranges: Mapping[str, Range] | None = None,
     *,
-    silent: bool = False,
+    has_success: bool = True,
 ) -> PlayerRow:
-    """The row of a player at a level.
+    """The row of one player at one level.
 
-    seeds: its `completed` episodes, of each model that played by its name. ranges: see `figure_ranges`; by default
-    those of these episodes alone. silent: whether the env does not report success.
+    seeds: its episodes in each evaluation, see `with_all_figures`. ranges: the range of each figure;
+    by default in these episodes alone. has_success: whether the env reports success.
     """
     episodes = [episode for seed in seeds for episode in seed]
     complete = [episode for episode in episodes if not episode.is_aborted]
     clusters = task_clusters(complete)
     count = max(1, len(complete))
 
-    # 1. Outcomes
+    # 1. Success
     successes = _successes(complete)
+    success = None
+    if has_success:
+        success = _rate(successes, clusters, len(complete))
+
+    # 2. The return, whose interval is unknown if all returns are equal
     returns = _returns(complete)
-    success = None if silent else _rate(successes, clusters, len(complete))
-    ends = mean_interval(by_cluster(returns, clusters))
     mean_return = sum(returns.values()) / max(1, len(returns))
     total_return = Estimate(mean_return, None, None)
-    if ends[0] < ends[1]:
-        total_return = Estimate.of(mean_return, ends)
+    low, high = mean_interval(by_cluster(returns, clusters))
+    if low < high:
+        total_return = Estimate.of(mean_return, (low, high))
 
-    # 2. Turns, and the answers after them that were no action
+    # 3. Shares of the answers: one in each turn, and one more at an end without an action
     turns = TurnCounts.total(episode.counts for episode in complete)
     unfit = [episode for episode in complete if episode.unfit]
     answers = max(1, turns.turns + len(unfit))
     illegal = turns.illegal + sum(episode.illegal_at_end for episode in unfit)
     unreadable = turns.unreadable + sum(episode.unreadable_at_end for episode in unfit)
 
-    # 3. Success of those that gave an answer
+    # 4. Success of the episodes that gave an answer
     named_episodes = right_of_named = None
-    if not silent and any(NAMED in episode.figures for episode in complete):
-        with_answer = [episode for episode in complete if episode.figures.get(NAMED)]
+    if has_success and any(HAS_ANSWER in episode.figures for episode in complete):
+        with_answer = [episode for episode in complete if episode.figures.get(HAS_ANSWER)]
         named_episodes = len(with_answer)
         right_of_named = _rate(_successes(with_answer), clusters, len(with_answer))
 
+    # 5. The row
+    if ranges is None:
+        ranges = figure_ranges(complete)
     return PlayerRow(
         name=episodes[0].name,
         env=episodes[0].env,
@@ -203,17 +225,17 @@ def player_row(
         reflection_words=turns.words / turns.comments if turns.comments else None,
         tokens=turns.tokens / count,
         thoughts=turns.thoughts / count,
-        figures=_figures(complete, clusters, figure_ranges(complete) if ranges is None else ranges),
+        figures=_figures(complete, clusters, ranges),
         named_episodes=named_episodes,
         right_of_named=right_of_named,
         calibration=calibration_rows(complete, clusters),
-        pass_at={} if silent else _passes(seeds, clusters, pass_at),
-        pass_all={} if silent else _passes(seeds, clusters, pass_all),
+        pass_at=_passes(seeds, clusters, pass_at) if has_success else {},
+        pass_all=_passes(seeds, clusters, pass_all) if has_success else {},
     )
 
 
 def _total_price(episodes: Iterable[EpisodeRow]) -> float | None:
-    """The cost of all requests in US dollars; None if one is unknown."""
+    """The cost of all requests in US dollars; None if a price is unknown."""
     total = 0.0
     for episode in episodes:
         if episode.price_usd is None:
@@ -224,12 +246,14 @@ def _total_price(episodes: Iterable[EpisodeRow]) -> float | None:
 
 def _successes(episodes: Iterable[EpisodeRow]) -> Mapping[str, float]:
     """The success rate of each task."""
-    return by_task((episode.task, float(bool(episode.success))) for episode in episodes)
+    outcomes = [(episode.task, float(bool(episode.success))) for episode in episodes]
+    return by_task(outcomes)
 
 
 def _returns(episodes: Iterable[EpisodeRow]) -> Mapping[str, float]:
     """The mean return of each task."""
-    return by_task((episode.task, float(episode.total_return)) for episode in episodes)
+    outcomes = [(episode.task, float(episode.total_return)) for episode in episodes]
+    return by_task(outcomes)
 
 
 def _rate(
@@ -237,9 +261,13 @@ def _rate(
     clusters: Mapping[str, str],
     trials: int,
 ) -> Estimate:
-    """The mean of rates by task. trials: see `rate_interval`."""
+    """The mean over tasks of their rates.
+
+    rates, clusters: of each task, by its id. trials: see `rate_interval`.
+    """
     mean = sum(rates.values()) / max(1, len(rates))
-    return Estimate.of(mean, rate_interval(by_cluster(rates, clusters), trials))
+    interval = rate_interval(by_cluster(rates, clusters), trials)
+    return Estimate.of(mean, interval)
 
 
 def _passes(
@@ -247,30 +275,35 @@ def _passes(
     clusters: Mapping[str, str],
     chance: Callable[[int, int, int], float],
 ) -> dict[int, Estimate]:
-    """The `chance` pass@k or pass^k by k, if every problem was tried several times by one model. A problem's chance is
-    its mean over the models. One counts at k if k of its tries were not aborted.
+    """By k, the mean over tasks of pass@k or pass^k. Empty if a seed played a task only once.
+
+    chance: `pass_at` or `pass_all`. A task's value is the mean over the seeds that have at least k
+    tries of it, aborted tries left out.
     """
-    # 1. The outcomes of each model's tries of each problem
+    # 1. The tries of each task in each seed
     fewest_tries = math.inf
-    outcomes: list[tuple[str, list[bool]]] = []
+    all_tries: list[tuple[str, list[bool]]] = []
     for seed in seeds:
         counts = Counter(episode.task for episode in seed)
         fewest_tries = min([fewest_tries, *counts.values()])
         complete = [episode for episode in seed if not episode.is_aborted]
         for task, group in grouped(complete, lambda episode: episode.task).items():
-            outcomes.append((task, [bool(episode.success) for episode in group]))
+            all_tries.append((task, [bool(episode.success) for episode in group]))
     if fewest_tries < 2:
         return {}
 
-    # 2. Their chances
+    # 2. The chance of each, and their mean by k
     passes = {}
-    for k in LADDER:
-        chances, trials = [], 0
-        for task, tries in outcomes:
+    for k in TRY_COUNTS:
+        if k > fewest_tries:
+            break
+        chances = []
+        trials = 0
+        for task, tries in all_tries:
             if len(tries) >= k:
                 chances.append((task, chance(k, sum(tries), len(tries))))
                 trials += len(tries)
-        if k <= fewest_tries and chances:
+        if chances:
             passes[k] = _rate(by_task(chances), clusters, trials)
     return passes
 
@@ -280,8 +313,10 @@ def _figures(
     clusters: Mapping[str, str],
     ranges: Mapping[str, Range],
 ) -> dict[str, Estimate]:
-    """The mean of each figure with its 95 % interval by clusters of tasks: a rate's for a share, an amount's for what
-    is never negative, and a t interval for any other.
+    """The mean of each figure, with a 95 % interval by clusters of tasks.
+
+    The interval depends on the range of the figure: a rate's from 0 to 1, an amount's if it is never
+    negative, and otherwise a t interval.
     """
     figures = {}
     for name, values in _figure_means(episodes).items():
@@ -292,36 +327,38 @@ def _figures(
             interval = amount_interval(groups)
         else:
             interval = mean_interval(groups)
-        figures[name] = Estimate.of(sum(values.values()) / len(values), interval)
+        mean = sum(values.values()) / len(values)
+        figures[name] = Estimate.of(mean, interval)
     return figures
 
 
 def _figure_means(episodes: Sequence[EpisodeRow]) -> dict[str, Mapping[str, float]]:
-    """The mean by task of each figure; an episode without it counts 0."""
+    """For each figure, its mean by task. An episode without the figure counts as 0."""
     names = dict.fromkeys(name for episode in episodes for name in episode.figures)
-    return {
-        name: by_task((episode.task, episode.figures.get(name, 0.0)) for episode in episodes)
-        for name in names
-    }
+    means = {}
+    for name in names:
+        values = [(episode.task, episode.figures.get(name, 0.0)) for episode in episodes]
+        means[name] = by_task(values)
+    return means
 
 
-def _over_seeds(
+def _extended_over_seeds(
     row: PlayerRow,
-    seeds: Sequence[PlayerRow],
+    seed_rows: Sequence[PlayerRow],
     ranges: Mapping[str, Range],
 ) -> PlayerRow:
-    """`row` with its intervals extended to those over the seeds' own rows."""
+    """`row`, with each interval extended by the t interval over the rows of the seeds."""
     # 1. Success and the return
     if row.success is not None:
-        means = [each.success.mean for each in seeds if each.success is not None]
+        means = [each.success.mean for each in seed_rows if each.success is not None]
         row = replace(row, success=_extended(row.success, means, 0.0, 1.0))
-    returns = [each.total_return.mean for each in seeds]
+    returns = [each.total_return.mean for each in seed_rows]
     row = replace(row, total_return=_extended(row.total_return, returns))
 
     # 2. Figures
     figures = {}
     for name, figure in row.figures.items():
-        means = [each.figures[name].mean for each in seeds if name in each.figures]
+        means = [each.figures[name].mean for each in seed_rows if name in each.figures]
         if is_share(ranges[name]):
             figures[name] = _extended(figure, means, 0.0, 1.0)
         else:
@@ -330,10 +367,10 @@ def _over_seeds(
     # 3. Calibration
     calibration = {}
     for kind, scores in row.calibration.items():
-        of_seeds = [each.calibration[kind] for each in seeds if kind in each.calibration]
-        briers = [each.brier.mean for each in of_seeds]
-        log_scores = [each.log_score.mean for each in of_seeds]
-        errors = [each.calibration_error.mean for each in of_seeds]
+        seed_scores = [each.calibration[kind] for each in seed_rows if kind in each.calibration]
+        briers = [each.brier.mean for each in seed_scores]
+        log_scores = [each.log_score.mean for each in seed_scores]
+        errors = [each.calibration_error.mean for each in seed_scores]
         calibration[kind] = replace(
             scores,
             brier=_extended(scores.brier, briers, least=0.0),
@@ -341,22 +378,22 @@ def _over_seeds(
             calibration_error=_extended(scores.calibration_error, errors, least=0.0),
         )
 
-    # 4. Tries
-    pass_at = _passes_over_seeds(row.pass_at, [each.pass_at for each in seeds])
-    pass_all = _passes_over_seeds(row.pass_all, [each.pass_all for each in seeds])
+    # 4. pass@k and pass^k
+    pass_at = _passes_over_seeds(row.pass_at, [each.pass_at for each in seed_rows])
+    pass_all = _passes_over_seeds(row.pass_all, [each.pass_all for each in seed_rows])
     return replace(
         row, figures=figures, calibration=calibration, pass_at=pass_at, pass_all=pass_all
     )
 
 
 def _passes_over_seeds(
-    chances: Mapping[int, Estimate], seeds: Sequence[Mapping[int, Estimate]]
+    passes: Mapping[int, Estimate], seed_passes: Sequence[Mapping[int, Estimate]]
 ) -> dict[int, Estimate]:
-    """`chances` by k with their intervals extended to those over the seeds' own."""
+    """`passes` by k, with each interval extended by the t interval over those of the seeds."""
     extended = {}
-    for k, chance in chances.items():
-        means = [each[k].mean for each in seeds if k in each]
-        extended[k] = _extended(chance, means, 0.0, 1.0)
+    for k, estimate in passes.items():
+        means = [by_k[k].mean for by_k in seed_passes if k in by_k]
+        extended[k] = _extended(estimate, means, 0.0, 1.0)
     return extended
 
 
@@ -366,8 +403,9 @@ def _extended(
     least: float = -math.inf,
     greatest: float = math.inf,
 ) -> Estimate:
-    """`estimate`, over tasks, with its interval extended to the t interval of the seeds' own `means`, which are from
-    `least` to `greatest`.
+    """`estimate`, with its interval extended to contain the t interval of the seeds' `means`.
+
+    The interval stays within `least` and `greatest`.
     """
     if estimate.low is None or estimate.high is None or len(means) < 2:
         return estimate
@@ -379,66 +417,77 @@ def _extended(
 
 @dataclass(frozen=True, slots=True)
 class AspectRow:
-    """A player's success on the problems with a value of an aspect."""
+    """A player's success on the tasks with one value of an aspect."""
 
     name: str
+    """The player's name."""
     level: str
     value: str
+    """The value of the aspect."""
     success: Estimate
     tasks: int
+    """The number of tasks with this value."""
 
 
 def success_by_aspect(episodes: Sequence[EpisodeRow]) -> dict[str, list[AspectRow]]:
-    """Success by the values of each aspect, with 95 % intervals by clusters of tasks. Aspects with one value are left
-    out, and levels at which success is not reported.
+    """By aspect, each player's success on the tasks with each of its values.
+
+    Intervals are by clusters of tasks. Aspects with only one value are left out, and so are levels
+    at which success is not reported.
     """
-    silent = silent_levels(episodes)
-    complete = [episode for episode in episodes if episode.level not in silent]
-    names = dict.fromkeys(name for episode in complete for name in episode.aspects)
+    no_success = levels_without_success(episodes)
+    with_success = [episode for episode in episodes if episode.level not in no_success]
+    aspects = dict.fromkeys(name for episode in with_success for name in episode.aspects)
     by_aspect = {}
-    for aspect in names:
-        with_aspect = [episode for episode in complete if aspect in episode.aspects]
+    for aspect in aspects:
+        # 1. The values of the aspect
+        with_aspect = [episode for episode in with_success if aspect in episode.aspects]
         values = {str(episode.aspects[aspect]) for episode in with_aspect}
         if len(values) < 2:
             continue
+
+        # 2. Each player's success by value
         rows = []
-        for (name, level), group in grouped(
-            with_aspect, lambda each: (each.name, each.level)
-        ).items():
-            for value in sorted(values):
-                part = [episode for episode in group if str(episode.aspects[aspect]) == value]
-                row = player_row([part]) if part else None
-                if row is not None and row.episodes and row.success is not None:
+        players = grouped(with_aspect, lambda episode: (episode.name, episode.level))
+        for (name, level), group in players.items():
+            by_value: dict[str, list[EpisodeRow]] = {}
+            for episode in group:
+                value = str(episode.aspects[aspect])
+                by_value.setdefault(value, []).append(episode)
+            for value in sorted(by_value):
+                row = player_row([by_value[value]])
+                if row.episodes and row.success is not None:
                     rows.append(AspectRow(name, level, value, row.success, row.tasks))
         by_aspect[aspect] = rows
     return by_aspect
 
 
-# ------------------------------------------------------------------------------------------------------- differences
+# ---------------------------------------------------------------------------------------- differences
 
 
 def differences(episodes: Sequence[EpisodeRow]) -> list[Difference]:
-    """Paired differences, task by task, in success, the return and the env's figures between any two players on the
-    same level. There are none in success where the env does not report it.
+    """Paired differences, task by task, between any two players at the same level.
 
-    Players without a common task that both finished are not compared.
+    There is one in success, if the env reports it, one in the return, and one in each figure of the
+    env. Players are not compared if there is no task that both finished.
     """
-    complete = [episode for episode in completed(episodes) if not episode.is_aborted]
+    complete = [episode for episode in with_all_figures(episodes) if not episode.is_aborted]
     clusters = task_clusters(complete)
-    silent = silent_levels(complete)
+    no_success = levels_without_success(complete)
     ranges = {RETURN: (-math.inf, math.inf), **figure_ranges(complete), SUCCESS: (0.0, 1.0)}
     compared = []
     for level, level_episodes in grouped(complete, lambda episode: episode.level).items():
-        # 1. The means by task of each player and figure
+        # 1. Each player's means by task, for each figure
         players = grouped(level_episodes, lambda episode: episode.name)
         means: dict[str, dict[str, Mapping[str, float]]] = {}
         for name, group in players.items():
             means[name] = {RETURN: _returns(group), **_figure_means(group)}
-            if level not in silent:
+            if level not in no_success:
                 means[name] = {SUCCESS: _successes(group)} | means[name]
 
-        # 2. Their differences
-        for figure in dict.fromkeys(figure for by_figure in means.values() for figure in by_figure):
+        # 2. The differences between two players, figure by figure
+        figures = dict.fromkeys(figure for by_figure in means.values() for figure in by_figure)
+        for figure in figures:
             names = [name for name in means if figure in means[name]]
             for first, second in combinations(names, 2):
                 trials = None
@@ -452,34 +501,46 @@ def differences(episodes: Sequence[EpisodeRow]) -> list[Difference]:
                     trials=trials,
                 )
                 if pair.tasks:
-                    ends = Estimate.of(pair.difference, (pair.low, pair.high))
-                    compared.append(
-                        Difference(
-                            figure,
-                            level,
-                            first,
-                            second,
-                            pair.difference,
-                            ends.low,
-                            ends.high,
-                            pair.p,
-                            pair.tasks,
-                            pair.clusters,
-                        )
-                    )
+                    compared.append(_difference(figure, level, first, second, pair))
     return compared
 
 
+def _difference(
+    figure: str,
+    level: str,
+    first: str,
+    second: str,
+    pair: Paired,
+) -> Difference:
+    """The difference of a `pair` of players, an infinite end of whose interval is unknown."""
+    estimate = Estimate.of(pair.difference, (pair.low, pair.high))
+    return Difference(
+        figure=figure,
+        level=level,
+        first=first,
+        second=second,
+        difference=pair.difference,
+        low=estimate.low,
+        high=estimate.high,
+        p=pair.p,
+        tasks=pair.tasks,
+        clusters=pair.clusters,
+    )
+
+
 def differences_over_seeds(parts: Sequence[Sequence[EpisodeRow]]) -> list[Difference]:
-    """`differences` of several evaluations (seeds), task by task over all of them. Where two or more have both players,
-    the interval is extended to the t interval over the seeds' own differences, and p is the larger one.
+    """`differences` over the episodes of one or several evaluations (seeds).
+
+    parts: the episodes of each evaluation. Where at least two of them have both players, the
+    interval is extended to contain the t interval over the differences of the seeds. p is then the
+    larger of the two tests.
     """
     episodes = [episode for part in parts for episode in part]
     compared = differences(episodes)
     if len(parts) < 2:
         return compared
 
-    # 1. The seeds' own differences, in which two players may be in the other order
+    # 1. The differences of each seed, in which two players may be in the other order
     seed_gaps: dict[Comparison, list[float]] = {}
     for part in parts:
         for gap in differences(part):
@@ -488,18 +549,18 @@ def differences_over_seeds(parts: Sequence[Sequence[EpisodeRow]]) -> list[Differ
             seed_gaps.setdefault(key, []).append(gap.difference)
             seed_gaps.setdefault(mirrored, []).append(-gap.difference)
 
-    # 2. Those of all seeds
-    ranges = figure_ranges(episodes)
+    # 2. The differences over all seeds, extended by them
+    ranges = {**figure_ranges(episodes), SUCCESS: (0.0, 1.0)}
     extended = []
     for gap in compared:
         gaps = seed_gaps.get((gap.figure, gap.level, gap.first, gap.second), [])
         if len(gaps) > 1:
             limit = math.inf
-            if gap.figure == SUCCESS or (gap.figure in ranges and is_share(ranges[gap.figure])):
+            if gap.figure in ranges and is_share(ranges[gap.figure]):
                 limit = 1.0
             estimate = Estimate(gap.difference, gap.low, gap.high)
-            ends = _extended(estimate, gaps, -limit, limit)
+            estimate = _extended(estimate, gaps, -limit, limit)
             p = max(gap.p, mean_p([[value] for value in gaps]))
-            gap = replace(gap, low=ends.low, high=ends.high, p=p)
+            gap = replace(gap, low=estimate.low, high=estimate.high, p=p)
         extended.append(gap)
     return extended

@@ -1,8 +1,8 @@
-"""How far probabilities can be trusted: forecasts of what comes true, their scores and reliability, with intervals by
-clusters of problems; and the temperature that makes them fit best.
+"""Calibration: whether events come true as often as their forecasts say, with intervals by clusters.
 
-An event is foretold with one probability, a choice with one for each option. Shapes: C clusters, B bins, D decisions,
-K options.
+A forecast of an event is one probability; a forecast of a choice has one for each option. This file
+makes forecasts from episodes, scores them, and fits a temperature to labelled decisions. Shapes: C
+clusters of tasks, B bins, D decisions, K options.
 """
 
 from __future__ import annotations
@@ -22,82 +22,97 @@ from reflectkit.evals.stats import amount_interval, mean_interval, rate_interval
 from reflectkit.eventloop import followed
 from reflectkit.types import Observation, Task, ToolUse, Trajectory, Turn
 
-ORACLE_CHOICE, BEST_CHOICES, RIGHT_ANSWERS = "oracle", "best", "answers"
-"""In a step's info: the oracle's action; all best actions where there are several; and the right options of other
-questions, by name.
-"""
+ORACLE_CHOICE = "oracle"
+"""In a step's info: the index of the oracle's action."""
+BEST_CHOICES = "best"
+"""In a step's info: the indices of all best actions, if there are several."""
+RIGHT_ANSWERS = "answers"
+"""In a step's info: the right options of other questions, by the name of the question."""
 ACTION = "action"
-"""What is foretold of an action: that it is a best one."""
+"""The kind of forecasts of actions: that the action is a best one."""
 BY_CRITIC, BY_PLAYER = "success, by the critic", "success, asked"
-"""What is foretold at the start of an episode: its success, by the critic's value or the player's answer."""
+"""The kinds of forecasts of success, at the start of an episode: by the critic's value, and by the
+player's answer.
+"""
 FIRST_VALUE = "first_value"
 """In a line of episodes.jsonl: the critic's value of the first state."""
 SUREST = 0.99
-"""What a critic's value foretells at most, as a probability of success or of failure."""
+"""The highest probability of success or of failure in a critic's forecast."""
 BINS = 10
-"""Of equal width, from 0 to 1."""
+"""The number of bins of probabilities, of equal width from 0 to 1."""
 DIGITS = 6
-"""Of the numbers of a forecast in a file."""
+"""The number of digits, after the point, of a forecast's numbers in a file."""
 COLDEST, HOTTEST = 0.05, 20.0
 """The range of a fitted temperature."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A forecast of which is known what came true."""
+    """A forecast, and whether it came true."""
 
     confidence: float
     """The probability of the event, or of the likeliest option."""
     hit: bool
-    """Whether that came true."""
+    """Whether the event happened, or the likeliest option was right."""
     brier: float
-    """The squared distance of the probabilities from what came true (Brier 1950, Monthly Weather Review 78:1): 0 to 1
-    of an event, 0 to 2 of a choice.
+    """The squared distance of the probabilities from the outcome (Brier 1950, Monthly Weather Review
+    78:1): 0 to 1 for an event, 0 to 2 for a choice.
     """
     log_score: float
-    """The negative log-probability of what came true, in nats."""
+    """The negative log-probability of the outcome, in nats."""
 
     @property
     def numbers(self) -> list[float]:
-        """As a line of episodes.jsonl has it."""
+        """The four numbers of the forecast, as a line of episodes.jsonl has them."""
         values = (self.confidence, self.hit, self.brier, self.log_score)
         return [round(float(value), DIGITS) for value in values]
 
     @classmethod
     def read(cls, numbers: Sequence[float]) -> Forecast:
-        """A forecast from its `numbers`."""
+        """The forecast with these `numbers`."""
         confidence, hit, brier, log_score = numbers
         return cls(confidence, bool(hit), brier, log_score)
 
 
 def _surprise(probability: float) -> float:
-    """-ln p, which is finite."""
+    """-ln p, in nats; finite even for 0."""
     return -math.log(max(probability, sys.float_info.min))
 
 
 def event_forecast(probability: float, happened: bool) -> Forecast:
-    """The forecast of an event.
+    """The forecast that an event happens with this probability.
 
     >>> event_forecast(0.75, False)
     Forecast(confidence=0.75, hit=False, brier=0.5625, log_score=1.3862943611198906)
     """
-    share = probability if happened else 1 - probability
-    return Forecast(probability, happened, (1 - share) ** 2, _surprise(share))
+    outcome_probability = probability if happened else 1 - probability
+    brier = (1 - outcome_probability) ** 2
+    return Forecast(probability, happened, brier, _surprise(outcome_probability))
 
 
 def choice_forecast(probabilities: Sequence[float], right: Sequence[int]) -> Forecast:
-    """The forecast of which option is right; several that are right count as one.
+    """The forecast of which option is right.
+
+    probabilities: of the options (K). right: indices of the right options, which count as one.
 
     >>> choice_forecast((0.25, 0.25, 0.5), (0, 1))
     Forecast(confidence=0.5, hit=False, brier=0.5, log_score=0.6931471805599453)
     """
     likeliest = max(range(len(probabilities)), key=probabilities.__getitem__)
-    # Rounding may lift the sum of the right ones above 1
-    share = min(1.0, math.fsum(probabilities[index] for index in right))
-    # Brier's score: a square for each wrong option, and one for all that are right
+
+    # Rounding may make the sum larger than 1
+    right_probability = math.fsum(probabilities[index] for index in right)
+    right_probability = min(1.0, right_probability)
+
+    # Brier's score has a square for each wrong option, and one for all right options together
     squares = [value**2 for index, value in enumerate(probabilities) if index not in right]
-    brier = math.fsum(squares) + (1 - share) ** 2
-    return Forecast(probabilities[likeliest], likeliest in right, brier, _surprise(share))
+    brier = math.fsum(squares) + (1 - right_probability) ** 2
+    return Forecast(
+        confidence=probabilities[likeliest],
+        hit=likeliest in right,
+        brier=brier,
+        log_score=_surprise(right_probability),
+    )
 
 
 ForecastClusters = Sequence[Sequence[Forecast]]
@@ -107,23 +122,28 @@ TaskForecasts = dict[str, list[Forecast]]
 
 
 class Advised(Wrapper):
-    """Records the best actions in each state in the step's info."""
+    """An env whose steps have the teacher's best actions in their info."""
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`. Raises ConfigError if there are no enumerated choices."""
         return followed(self.env.reset(task, seed), self._checked)
 
     def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
-        """One step, with the best actions in the state before it."""
+        """Take a step. The info has the best actions in the state before it."""
+        # 1. The best actions
         teacher = self.env.teacher()
         best = list(teacher.best_actions())
         advice: dict[str, Any] = {ORACLE_CHOICE: best[0]}
         if len(best) > 1:
             advice[BEST_CHOICES] = best
+
+        # 2. The right options of other questions
         answers = teacher.answers() if teacher.has("answers") else {}
-        others = {name: list(right) for name, right in answers.items() if name != LIKELY.name}
-        if others:
-            advice[RIGHT_ANSWERS] = others
+        right_answers = {
+            name: list(right) for name, right in answers.items() if name != LIKELY.name
+        }
+        if right_answers:
+            advice[RIGHT_ANSWERS] = right_answers
 
         def with_advice(result: StepResult) -> StepResult:
             return replace(result, info=result.info | advice)
@@ -131,22 +151,29 @@ class Advised(Wrapper):
         return followed(self.env.step(action), with_advice)
 
     def _checked(self, observation: Observation) -> Observation:
+        """`observation`, which has choices. Raises ConfigError if it has none."""
         if not observation.choices:
             raise ConfigError(
-                f"--score-oracle compares enumerated choices, which env '{self.name}' does not have; leave it out"
+                f"--score-oracle compares enumerated choices, which env '{self.name}' does not"
+                " have; leave it out"
             )
         return observation
 
 
 def best_choices(info: Json) -> list[int]:
-    """The best actions in the state before a step with this info, of an `Advised` env; none where they are unknown."""
+    """Indices of the best actions in the state before a step with this info.
+
+    Empty if the step was not of an `Advised` env.
+    """
     if BEST_CHOICES in info:
         return list(info[BEST_CHOICES])
-    return [info[ORACLE_CHOICE]] if ORACLE_CHOICE in info else []
+    if ORACLE_CHOICE in info:
+        return [info[ORACLE_CHOICE]]
+    return []
 
 
 def action_forecasts(trajectory: Trajectory) -> list[Forecast]:
-    """One for each decision that has probabilities, in an `Advised` env."""
+    """A forecast for each decision with probabilities, in an episode of an `Advised` env."""
     forecasts = []
     for turn in trajectory.turns:
         probabilities = turn.decision.probabilities
@@ -157,19 +184,22 @@ def action_forecasts(trajectory: Trajectory) -> list[Forecast]:
 
 
 def answer_forecasts(trajectory: Trajectory) -> dict[str, list[Forecast]]:
-    """Those of a typed reflector, by question, where the answer is known: whether the episode succeeded, and in an
-    `Advised` env what its teacher knows.
+    """The forecasts of a typed reflector, by question, as far as the right answer is known.
+
+    Known are whether the episode succeeded and, in an `Advised` env, the answers of its teacher.
     """
     forecasts: dict[str, list[Forecast]] = {}
     for turn in trajectory.turns:
         for name, shares in turn.decision.answers.items():
-            question = name.removeprefix(REFLECTOR_ANSWER)
-            if question == name:  # of the policy
+            # 1. The right options of a question to the reflector
+            if not name.startswith(REFLECTOR_ANSWER):
                 continue
+            question = name.removeprefix(REFLECTOR_ANSWER)
             right = _right_options(question, turn, trajectory)
             if not right:
                 continue
-            # Yes or no is an event; the likeliest action is a choice, even among two
+
+            # 2. Yes or no is an event; the likeliest action is a choice, even of two
             if len(shares) == 2 and question != LIKELY.name:
                 forecast = event_forecast(shares[0], 0 in right)
             else:
@@ -183,7 +213,7 @@ def _right_options(
     turn: Turn,
     trajectory: Trajectory,
 ) -> list[int]:
-    """The options of a question about the state of a turn that are right; none where that is unknown."""
+    """Indices of the right options of a question about the state of `turn`; empty if unknown."""
     if question == LIKELY.name:
         return best_choices(turn.info)
     if question == SUCCEEDS.name:
@@ -195,7 +225,7 @@ def _right_options(
 
 
 def read_forecasts(episodes: Iterable[EpisodeRow]) -> dict[str, TaskForecasts]:
-    """The forecasts of episodes, by what is foretold and by task. Aborted episodes have none."""
+    """The forecasts of episodes, by kind and by task. Aborted episodes have none."""
     forecasts: dict[str, TaskForecasts] = {}
     for episode in episodes:
         if episode.is_aborted:
@@ -207,10 +237,12 @@ def read_forecasts(episodes: Iterable[EpisodeRow]) -> dict[str, TaskForecasts]:
 
 
 def critic_forecasts(episodes: Iterable[EpisodeRow]) -> TaskForecasts:
-    """By task, success as the critic foretells it by the value of the first state: 0 at the mean return of the failures
-    among the episodes, 1 at that of the successes. None if one of the two is missing.
+    """By task, the critic's forecasts of success, from its values of the first states.
+
+    A value is taken for a probability: 0 at the mean return of the episodes that failed, 1 at that
+    of those that succeeded. Empty if no episode failed, or none succeeded.
     """
-    # 1. The returns that stand for failure and success
+    # 1. The mean returns of failures and of successes
     returns: dict[bool, list[float]] = {True: [], False: []}
     with_values = []
     for episode in episodes:
@@ -226,18 +258,18 @@ def critic_forecasts(episodes: Iterable[EpisodeRow]) -> TaskForecasts:
     if failure == success:
         return {}
 
-    # 2. Where each value is between them
+    # 2. The place of each value between the two
     forecasts: dict[str, list[Forecast]] = {}
     for episode, value in with_values:
-        share = (value - failure) / (success - failure)
-        share = min(SUREST, max(1 - SUREST, share))
-        forecast = event_forecast(share, bool(episode.success))
+        probability = (value - failure) / (success - failure)
+        probability = min(SUREST, max(1 - SUREST, probability))
+        forecast = event_forecast(probability, bool(episode.success))
         forecasts.setdefault(episode.task, []).append(forecast)
     return forecasts
 
 
 def calibration_row(clusters: ForecastClusters) -> CalibrationRow:
-    """The scores of forecasts by cluster: means over all of them, see also `calibration_error` and `reliability`."""
+    """The mean scores of all forecasts, their `calibration_error` and their `reliability`."""
     forecasts = [forecast for cluster in clusters for forecast in cluster]
     briers = [[forecast.brier for forecast in cluster] for cluster in clusters]
     log_scores = [[forecast.log_score for forecast in cluster] for cluster in clusters]
@@ -257,21 +289,25 @@ def calibration_row(clusters: ForecastClusters) -> CalibrationRow:
 
 
 def _mean(clusters: Sequence[Sequence[float]]) -> float:
-    """The mean over all values."""
+    """The mean over the values of all clusters."""
     values = [value for cluster in clusters for value in cluster]
     return math.fsum(values) / len(values)
 
 
 def _bin(confidence: float) -> int:
+    """The number of the bin with this probability."""
     return min(BINS - 1, int(confidence * BINS))
 
 
 def calibration_error(clusters: ForecastClusters) -> tuple[float, float, float]:
-    """(expected calibration error, low, high): the mean distance of the confidence from how often it came true, over
-    BINS bins of equal width, each weighted by its forecasts (Naeini et al. 2015, AAAI).
+    """(expected calibration error, low, high), the latter two of its 95 % interval.
 
-    The interval is a t interval with the jackknife's standard error, leaving out one cluster at a time. Few forecasts
-    make the error too large: it is above 0 even where the true one is 0.
+    The error is the mean distance, over BINS bins, between the mean probability of a bin and the
+    share of its forecasts that came true. Bins are weighted by their forecasts (Naeini et al. 2015,
+    AAAI). Few forecasts make the error too large: it is above 0 even if the true one is 0.
+
+    The interval is a t interval with the jackknife's standard error, leaving out one cluster at a
+    time.
 
     >>> low = Forecast(0.25, False, 0.0625, 0.288)
     >>> calibration_error([[low, low], [low, Forecast(0.25, True, 0.5625, 1.386)]])[0]
@@ -292,34 +328,37 @@ def calibration_error(clusters: ForecastClusters) -> tuple[float, float, float]:
     if count < 2:
         return error, -math.inf, math.inf
 
-    # 2. Its jackknife: the t interval of C values with the standard error ((C - 1) / C * spread) ** 0.5
-    without_C = abs(gaps_B - gaps_CB).sum(axis=1) / (total - counts_C)
-    mean = without_C.mean()
-    spread = float(((without_C - mean) ** 2).sum())
-    pseudo_C = (count - 1) * (mean - without_C)
+    # 2. The jackknife: the errors without each cluster, and their sum of squares S
+    errors_without_C = abs(gaps_B - gaps_CB).sum(axis=1) / (total - counts_C)
+    mean = errors_without_C.mean()
+    squares = float(((errors_without_C - mean) ** 2).sum())
+
+    # 3. The t interval of C pseudo-values, whose standard error is sqrt((C - 1) / C * S)
+    pseudo_values_C = (count - 1) * (mean - errors_without_C)
     low, high = 0.0, 0.0
-    if spread:
-        low, high = mean_interval([[float(value)] for value in pseudo_C])
+    if squares:
+        low, high = mean_interval([[float(value)] for value in pseudo_values_C])
     return error, max(0.0, error + low), min(1.0, error + high)
 
 
 def reliability(clusters: ForecastClusters) -> list[ReliabilityBin]:
-    """The bins that have forecasts, with the interval of their hits by cluster."""
+    """The bins that have forecasts. The interval of the share that came true is by cluster."""
     bins = []
     for number in range(BINS):
-        # The forecasts in the bin, by cluster
-        inside = []
+        # 1. The forecasts in the bin, by cluster
+        in_bin = []
         for cluster in clusters:
-            of_bin = [forecast for forecast in cluster if _bin(forecast.confidence) == number]
-            if of_bin:
-                inside.append(of_bin)
-        if not inside:
+            forecasts = [forecast for forecast in cluster if _bin(forecast.confidence) == number]
+            if forecasts:
+                in_bin.append(forecasts)
+        if not in_bin:
             continue
-        # How often they came true, and how likely they were called
-        count = sum(map(len, inside))
-        hits = [[float(forecast.hit) for forecast in cluster] for cluster in inside]
+
+        # 2. Their mean probability, and the share that came true
+        count = sum(map(len, in_bin))
+        confidences = [[forecast.confidence for forecast in cluster] for cluster in in_bin]
+        hits = [[float(forecast.hit) for forecast in cluster] for cluster in in_bin]
         low, high = rate_interval(hits, count)
-        confidences = [[forecast.confidence for forecast in cluster] for cluster in inside]
         bins.append(ReliabilityBin(_mean(confidences), _mean(hits), low, high, count))
     return bins
 
@@ -327,16 +366,20 @@ def reliability(clusters: ForecastClusters) -> list[ReliabilityBin]:
 def calibration_rows(
     episodes: Sequence[EpisodeRow], cluster_of: Mapping[str, str]
 ) -> dict[str, CalibrationRow]:
-    """The scores of the episodes' forecasts, by what is foretold; empty where nothing is. cluster_of: of the tasks."""
+    """The scores of the episodes' forecasts, by kind. cluster_of: the cluster of each task."""
+    # 1. The forecasts of each kind, by task
     forecasts = read_forecasts(episodes)
-    of_critic = critic_forecasts(episodes)
-    if of_critic:
-        forecasts[BY_CRITIC] = of_critic
+    from_critic = critic_forecasts(episodes)
+    if from_critic:
+        forecasts[BY_CRITIC] = from_critic
+
+    # 2. The scores of each kind, by cluster
     rows = {}
     for kind, by_task in forecasts.items():
         clusters: dict[str, list[Forecast]] = {}
-        for task, of_task in by_task.items():
-            clusters.setdefault(cluster_of.get(task, task), []).extend(of_task)
+        for task, task_forecasts in by_task.items():
+            cluster = cluster_of.get(task, task)
+            clusters.setdefault(cluster, []).extend(task_forecasts)
         with_forecasts = [cluster for cluster in clusters.values() if cluster]
         if with_forecasts:
             rows[kind] = calibration_row(with_forecasts)
@@ -344,11 +387,11 @@ def calibration_rows(
 
 
 LabelledShares = tuple[Sequence[float], Sequence[int]]
-"""The probability of each option at temperature 1, and the options that are right."""
+"""A decision: the probability of each option at temperature 1 (K), and the right options' indices."""
 
 
 def log_scores(rows: Sequence[LabelledShares], temperature: float) -> list[float]:
-    """The log score of each decision at a temperature, in nats (D).
+    """The log score of each decision (D) at a temperature, in nats.
 
     >>> [round(score, 3) for score in log_scores([((0.8, 0.2), (1,))], 2.0)]
     [1.099]
@@ -364,8 +407,9 @@ def log_scores(rows: Sequence[LabelledShares], temperature: float) -> list[float
 
 
 def fit_temperature(rows: Sequence[LabelledShares]) -> float:
-    """The temperature at which decisions have the best log score, from COLDEST to HOTTEST (Guo et al. 2017, ICML,
-    section 4.2).
+    """The temperature, from COLDEST to HOTTEST, at which the decisions have the best log score.
+
+    Guo et al. 2017, ICML, section 4.2.
 
     >>> round(fit_temperature([((0.9, 0.1), (0,)), ((0.9, 0.1), (0,)), ((0.9, 0.1), (1,))]), 3)
     3.17
@@ -377,5 +421,6 @@ def fit_temperature(rows: Sequence[LabelledShares]) -> float:
 
     ends = math.log(COLDEST), math.log(HOTTEST)
     minimum = minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 1e-5})
-    # An end of the range may be better than a minimum inside
-    return math.exp(min((float(minimum.x), *ends), key=loss))
+    # The search finds a minimum inside the range; an end may be better
+    candidates = (float(minimum.x), *ends)
+    return math.exp(min(candidates, key=loss))

@@ -14,9 +14,9 @@ from reflectkit.errors import DataError, EnvironmentFailure
 from reflectkit.evals import tables
 from reflectkit.evals.aggregate import (
     differences_over_seeds,
+    levels_without_success,
     player_rows,
-    return_says_more,
-    silent_levels,
+    return_differs_from_success,
 )
 from reflectkit.evals.config import EvaluateConfig
 from reflectkit.evals.play import PlayedLevel
@@ -128,7 +128,7 @@ def write_tables(
     # 2. Their tables
     episodes = [episode for part in parts for episode in part]
     current.tables += tables.tables_of(title, rows, episodes)
-    measures = [SUCCESS, RETURN] if return_says_more(episodes) else [SUCCESS]
+    measures = [SUCCESS, RETURN] if return_differs_from_success(episodes) else [SUCCESS]
     for measure in measures:
         if any(gap.difference for gap in differences if gap.figure == measure):
             current.tables.append(tables.differences_table(differences, measure))
@@ -152,9 +152,11 @@ def _success_notes(config: EvaluateConfig, episodes: Sequence[EpisodeRow]) -> It
     for level in dict.fromkeys(episode.level for episode in episodes):
         complete = [each for each in episodes if each.level == level and not each.is_aborted]
         at_level = f" of level '{level}'" if len(config.env.kind.levels) > 1 else ""
-        if silent_levels(complete):
+        if levels_without_success(complete):
             yield f"env '{config.env.name}' does not say which episodes{at_level} succeed, so the return is shown"
-        elif return_says_more(complete) and not any(episode.success for episode in complete):
+        elif return_differs_from_success(complete) and not any(
+            episode.success for episode in complete
+        ):
             yield f"no episode{at_level} is a success, whoever played: compare returns"
 
 

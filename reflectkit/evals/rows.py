@@ -1,6 +1,6 @@
-"""Rows of results: what the tables need of an episode, a player's figures, and a difference between two players.
+"""Rows of results: an episode, the figures of a player, and a difference between two players.
 
-Each is a frozen type. The JSON forms are those of episodes.jsonl and eval.json.
+Each is a frozen type. Its JSON form is that of episodes.jsonl or eval.json.
 """
 
 from __future__ import annotations
@@ -13,32 +13,35 @@ from typing import Any, Self
 from typing_extensions import override
 
 RETURN = "return"
-"""The name of the return, where a figure is named."""
+"""The name of the return among the names of figures."""
 ABORTED = "aborted"
+"""The status of an aborted episode."""
 Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean with the ends of its 95 % interval, which are None where they are unknown."""
+    """A mean with its 95 % interval."""
 
     mean: float
     low: float | None
+    """Lower end of the interval; None if unknown."""
     high: float | None
+    """Upper end of the interval; None if unknown."""
 
     @classmethod
     def of(cls, mean: float, interval: tuple[float, float]) -> Self:
-        """The estimate with this interval, whose infinite ends are unknown: JSON has no infinity."""
+        """The estimate with this interval. An infinite end becomes None, as JSON has no infinity."""
         low, high = (end if math.isfinite(end) else None for end in interval)
         return cls(mean, low, high)
 
     @classmethod
     def from_json(cls, row: Json, name: str) -> Self:
-        """The estimate `name` in a row that has its ends as NAME_low and NAME_high."""
+        """The estimate in the entries NAME, NAME_low and NAME_high of `row`."""
         return cls(row[name], row[f"{name}_low"], row[f"{name}_high"])
 
     def to_json(self, name: str) -> dict[str, float | None]:
-        """Its three numbers by name, as `from_json` reads them."""
+        """The entries NAME, NAME_low and NAME_high of a row."""
         return {name: self.mean, f"{name}_low": self.low, f"{name}_high": self.high}
 
 
@@ -47,13 +50,13 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class TurnCounts:
-    """Counts over the turns of episodes."""
+    """Counts of turns, and of what was written in them."""
 
     turns: int = 0
     comments: int = 0
-    """Turns that have a comment."""
+    """Turns with a comment."""
     words: int = 0
-    """Words of the comments."""
+    """Words of all comments."""
     illegal: int = 0
     """Turns whose answer was not a legal action, or whose action or calls the env refused."""
     unreadable: int = 0
@@ -61,17 +64,18 @@ class TurnCounts:
     tokens: int = 0
     """Tokens that the policy wrote."""
     thoughts: int = 0
-    """Those of them that are reasoning."""
+    """Tokens of reasoning among them."""
     cut: int = 0
-    """Turns whose answer reached the limit of its length."""
+    """Turns whose answer was cut off at the maximum length."""
 
     @classmethod
     def of(cls, turns: Iterable[Json]) -> Self:
-        """The counts of the turns of a line of episodes.jsonl."""
+        """The counts of the `turns` in a line of episodes.jsonl."""
         return cls.total(cls._of_turn(turn) for turn in turns)
 
     @classmethod
     def _of_turn(cls, turn: Json) -> Self:
+        """The counts of one turn."""
         comment = turn.get("reflection")
         is_unreadable = bool(turn.get("unreadable"))
         is_refused = bool(turn.get("info", {}).get("refused")) and not is_unreadable
@@ -88,48 +92,49 @@ class TurnCounts:
 
     @classmethod
     def total(cls, counts: Iterable[Self]) -> Self:
-        """Their sum."""
-        totals = dict.fromkeys((each.name for each in fields(cls)), 0)
+        """The sums of these counts."""
+        sums = {count_field.name: 0 for count_field in fields(cls)}
         for count in counts:
-            for name in totals:
-                totals[name] += getattr(count, name)
-        return cls(**totals)
+            for name in sums:
+                sums[name] += getattr(count, name)
+        return cls(**sums)
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRow:
-    """What the tables need of a line of episodes.jsonl."""
+    """The part of a line of episodes.jsonl that the tables need."""
 
     name: str
-    """The player's."""
+    """The player's name."""
     level: str
     task: str
+    """The task's id."""
     cluster: str
-    """What the task is about; tasks of one cluster are not independent. By default the task itself."""
+    """What the task is about, by default the task itself. Tasks of one cluster are not independent."""
     status: str
     success: bool | None
-    """None if the env does not report it."""
+    """None if the env does not report success."""
     total_return: float
     counts: TurnCounts = TurnCounts()
     env: str = ""
     reason: str | None = None
-    """Why it ended early or was aborted."""
+    """Why the episode ended early or was aborted."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """The env's and our own."""
+    """Figures of the env, and our own, by name."""
     aspects: Mapping[str, Any] = field(default_factory=dict)
-    """Properties of its task, by which success is broken down."""
+    """Properties of the task by name. Success is reported for each value of them, too."""
     forecasts: Mapping[str, list[list[float]]] = field(default_factory=dict)
-    """The numbers of its forecasts, by what is foretold."""
+    """Forecasts by the event that they are about, each as `Forecast.numbers`."""
     first_value: float | None = None
-    """The critic's value of its first state."""
+    """The critic's value of the first state."""
     unfit: bool = False
-    """Whether it ended because no answer was a legal action."""
+    """Whether the episode ended because the player gave no legal action."""
     illegal_at_end: bool = False
-    """Whether an answer at that end was not a legal action."""
+    """Whether its last answers, after the last turn, had one that was not a legal action."""
     unreadable_at_end: bool = False
-    """Whether one was not in the required form."""
+    """Whether its last answers had one that was not in the required form."""
     price_usd: float | None = 0.0
-    """The cost of the player's requests; None if a price is unknown."""
+    """The cost of the player's requests in US dollars; None if a price is unknown."""
 
     @classmethod
     def read(cls, line: Json) -> Self:
@@ -157,12 +162,12 @@ class EpisodeRow:
 
     @property
     def is_aborted(self) -> bool:
-        """Whether it was aborted, and counts for nothing."""
+        """Whether the episode was aborted. Aborted episodes are in no mean."""
         return self.status == ABORTED
 
     @property
     def outcome(self) -> tuple[Any, ...]:
-        """How it went, as far as its end shows."""
+        """The result of the episode, equal for two episodes that probably went the same way."""
         return self.level, self.task, self.success, self.total_return, self.counts.turns
 
 
@@ -171,37 +176,42 @@ class EpisodeRow:
 
 @dataclass(frozen=True, slots=True)
 class ReliabilityBin:
-    """Forecasts of about the same confidence."""
+    """Forecasts of about the same probability, and how often they came true."""
 
     confidence: float
-    """The mean of their probabilities."""
+    """The mean probability of the forecasts."""
     hits: float
-    """The share of them that came true, with its 95 % interval."""
+    """The share of the forecasts that came true."""
     low: float
+    """Lower end of the 95 % interval of `hits`."""
     high: float
+    """Upper end of the 95 % interval of `hits`."""
     forecasts: int
-    """How many there are."""
+    """The number of forecasts."""
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRow:
-    """How far probabilities can be trusted."""
+    """How well forecasts of one kind agree with what happened."""
 
     forecasts: int
+    """The number of forecasts."""
     clusters: int
+    """The number of clusters that their tasks come from."""
     confidence: float
-    """The mean probability of what was foretold."""
+    """The mean probability of the events, or of the likeliest options."""
     hits: float
-    """How often that came true."""
+    """The share of them that came true."""
     brier: Estimate
+    """The mean Brier score."""
     log_score: Estimate
-    """In nats."""
+    """The mean log score, in nats."""
     calibration_error: Estimate
     """The expected calibration error."""
     bins: tuple[ReliabilityBin, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As eval.json has it."""
+        """The row as eval.json has it."""
         return {
             "forecasts": self.forecasts,
             "clusters": self.clusters,
@@ -210,7 +220,7 @@ class CalibrationRow:
             **self.brier.to_json("brier"),
             **self.log_score.to_json("log_score"),
             **self.calibration_error.to_json("calibration_error"),
-            "bins": [asdict(each) for each in self.bins],
+            "bins": [asdict(bin_) for bin_ in self.bins],
         }
 
     @classmethod
@@ -224,61 +234,70 @@ class CalibrationRow:
             Estimate.from_json(row, "brier"),
             Estimate.from_json(row, "log_score"),
             Estimate.from_json(row, "calibration_error"),
-            tuple(ReliabilityBin(**each) for each in row["bins"]),
+            tuple(ReliabilityBin(**bin_) for bin_ in row["bins"]),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class PlayerRow:
-    """A player's figures at a level. Shares are from 0 to 1; aborted episodes are only counted."""
+    """A player's figures at a level. Shares are from 0 to 1. Aborted episodes are only counted."""
 
     name: str
     env: str
     level: str
     success: Estimate | None
-    """The mean over distinct tasks, by clusters of tasks; None if the env does not report it."""
+    """The mean success rate of the tasks, with an interval by clusters; None if the env does not
+    report success.
+    """
     tasks: int
+    """The number of distinct tasks."""
     clusters: int
+    """The number of clusters that the tasks come from."""
     episodes: int
+    """The number of episodes, without the aborted ones."""
     aborted: int
+    """The number of aborted episodes."""
     total_return: Estimate
-    """The same, with a t interval, which is unknown for fewer than two clusters or equal returns."""
+    """The mean return of the tasks, with a t interval. The interval is unknown for fewer than two
+    clusters, and for equal returns.
+    """
     steps: float
+    """The mean number of steps in an episode."""
     illegal_share: float
-    """Of the turns, those whose answer was not a legal action, or whose action or calls the env refused (in taxi: a
-    wall, or an impossible pickup or drop-off, which is fatal).
+    """Share of turns whose answer was not a legal action, or whose action or calls the env refused.
+    In taxi it refuses a wall, and an impossible pickup or drop-off, which is fatal.
     """
     unreadable_share: float
-    """Of the turns, those whose answer was not in the required form, so that no action could be read."""
+    """Share of turns whose answer was not in the required form. No action could be read from it."""
     price_usd: float | None
-    """The cost of the player's requests, including those answered from the journal; 0 for local players, None if a
-    price is unknown.
+    """The cost of the player's requests in US dollars, with those answered from the journal. 0 for
+    local players, None if a price is unknown.
     """
     reflection_words: float | None
-    """Words of a comment; None without comments."""
+    """The mean number of words in a comment; None without comments."""
     tokens: float
-    """Tokens that the policy wrote in an episode."""
+    """The mean number of tokens that the policy wrote in an episode."""
     thoughts: float
-    """Those of them that are reasoning."""
+    """The mean number of tokens of reasoning among them."""
     figures: Mapping[str, Estimate]
-    """The env's, and our own."""
+    """Figures of the env, and our own, by name."""
     named_episodes: int | None = None
-    """How many episodes gave an answer, if the env reports that."""
+    """The number of episodes that gave an answer; None if the env does not report that."""
     right_of_named: Estimate | None = None
-    """Their success."""
+    """The success rate of the episodes that gave an answer."""
     calibration: Mapping[str, CalibrationRow] = field(default_factory=dict)
-    """By what is foretold."""
+    """Calibration by what was forecast."""
     pass_at: Mapping[int, Estimate] = field(default_factory=dict)
     """pass@k by k, if problems were played several times."""
     pass_all: Mapping[int, Estimate] = field(default_factory=dict)
-    """pass^k by k."""
+    """pass^k by k, if problems were played several times."""
     by_seed: tuple[float, ...] | None = None
-    """The success of each of several evaluations, if they report it."""
+    """The mean success of each of several evaluations; None for one, or without success."""
 
     def to_json(self) -> dict[str, Any]:
-        """As eval.json has it: what is unknown is None, and what there is none of is left out."""
+        """The row as eval.json has it. Unknown values are None, and absent groups are left out."""
         success = Estimate(0.0, None, None) if self.success is None else self.success
-        # 1. What all have
+        # 1. The entries of every row
         row: dict[str, Any] = {
             "name": self.name,
             "env": self.env,
@@ -301,7 +320,7 @@ class PlayerRow:
             "figures": {name: asdict(figure) for name, figure in self.figures.items()},
         }
 
-        # 2. What some have
+        # 2. The entries of some rows
         if self.named_episodes is not None and self.right_of_named is not None:
             row["named_episodes"] = self.named_episodes
             row |= self.right_of_named.to_json("right_of_named")
@@ -310,9 +329,11 @@ class PlayerRow:
                 kind: scores.to_json() for kind, scores in self.calibration.items()
             }
         for kind, by_k in (("pass_at", self.pass_at), ("pass_all", self.pass_all)):
-            for k, chance in by_k.items():  # a table by k for the mean and for each end
+            # One object by k for the mean, and one for each end
+            for k, chance in by_k.items():
                 for name, value in chance.to_json(kind).items():
-                    row.setdefault(name, {})[str(k)] = value
+                    values_by_k = row.setdefault(name, {})
+                    values_by_k[str(k)] = value
         if self.by_seed is not None:
             row["by_seed"] = list(self.by_seed)
         return row
@@ -320,7 +341,7 @@ class PlayerRow:
     @classmethod
     def from_json(cls, row: Json) -> Self:
         """The row that `to_json` wrote."""
-        # 1. What some have
+        # 1. The entries of some rows
         success = None
         if row["success"] is not None:
             success = Estimate(row["success"], row["low"], row["high"])
@@ -331,7 +352,7 @@ class PlayerRow:
                 by_k[int(k)] = Estimate(mean, row[f"{kind}_low"][k], row[f"{kind}_high"][k])
         calibration = row.get("calibration", {})
 
-        # 2. With what all have
+        # 2. The entries of every row
         return cls(
             name=row["name"],
             env=row["env"],
@@ -360,7 +381,11 @@ class PlayerRow:
         )
 
     def to_csv(self) -> dict[str, Any]:
-        """As eval.csv has it: the env's figures as columns (env_NAME if the name is taken), and pass@k by k."""
+        """The row as eval.csv has it.
+
+        The env's figures are columns; one whose name is taken is called env_NAME. pass@k and pass^k
+        have a column for each k.
+        """
         row = self.to_json()
         columns = {name: value for name, value in row.items() if not isinstance(value, dict | list)}
         for name, figure in self.figures.items():
@@ -372,10 +397,12 @@ class PlayerRow:
         return columns
 
     def estimate(self, figure: str) -> Estimate | None:
-        """Its success, its return, or a figure of the env; None if it does not have it."""
+        """The estimate of success, of the return, or of another figure; None if there is none."""
         if figure == "success":
             return self.success
-        return self.total_return if figure == RETURN else self.figures.get(figure)
+        if figure == RETURN:
+            return self.total_return
+        return self.figures.get(figure)
 
 
 # --------------------------------------------------------------------------------------------------------- differences
@@ -383,43 +410,53 @@ class PlayerRow:
 
 @dataclass(frozen=True)
 class Difference:
-    """A paired difference between two players: the first minus the second, over the tasks that both finished."""
+    """A paired difference between two players: the first minus the second.
+
+    It is the mean over the tasks that both finished.
+    """
 
     figure: str
-    """success, the return, or a figure of the env."""
+    """The name of the figure: success, return, or a figure of the env."""
     level: str
     first: str
+    """Name of the first player."""
     second: str
+    """Name of the second player."""
     difference: float
     low: float | None
-    """The ends of the 95 % interval; None if they are unknown."""
+    """Lower end of the 95 % interval; None if unknown."""
     high: float | None
+    """Upper end of the 95 % interval; None if unknown."""
     p: float
-    """Of this single comparison, two-sided."""
+    """Two-sided p of this comparison alone."""
     tasks: int
+    """The number of tasks that both finished."""
     clusters: int
+    """The number of clusters that these tasks come from."""
 
     @property
     def label(self) -> str:
-        """What a table calls it."""
+        """The name of the difference in a table."""
         return f"{self.first} − {self.second}"
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether its interval does."""
-        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
+        """Whether the interval is known and excludes 0."""
+        if self.low is None or self.high is None:
+            return False
+        return not self.low <= 0 <= self.high
 
     def to_json(self) -> dict[str, Any]:
-        """As eval.json has it."""
+        """The difference as eval.json has it."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class AblationEffect(Difference):
-    """The difference between an arm of a recipe and the same arm without something."""
+    """The difference between an arm of a recipe and the same arm without one part of it."""
 
     ablation: str
-    """What it is without."""
+    """The name of the part that was left out."""
 
     @property
     @override

@@ -1,12 +1,18 @@
 """Intervals and tests for clustered outcomes, as pure functions.
 
-Tasks about the same thing (a file, a game) succeed or fail together, so the unit is the cluster, not the task.
-Intervals use the effective number of independent tasks, n / design effect (Kish 1965, Survey Sampling). The design
-effect is estimated from the clusters, and shrunk towards its value at intraclass correlation 1 while few clusters are
-informative. With this number, a rate has Jeffreys' interval, further scaled by Student's t as in Korn and Graubard
-(1998, Survey Methodology 24:193), and a paired difference has Tango's score interval. Any other mean has a t interval
-of its clusters, or, if it cannot be negative, of its logarithm. `python -m research.coverage` measures how often these
-contain the true value. Shapes: C clusters, D sign patterns.
+Tasks about the same thing (a file, a game) succeed or fail together. So the unit is the cluster, not
+the task. Intervals use the effective number of independent tasks, n / design effect (Kish 1965,
+Survey Sampling). The design effect is estimated from the clusters. While few clusters are
+informative, it is shrunk towards its value at intraclass correlation 1.
+
+- A rate has Jeffreys' interval of this number, scaled by Student's t (Korn and Graubard 1998, Survey
+  Methodology 24:193).
+- A paired difference between rates has Tango's score interval.
+- An amount, which is never negative, has a t interval of its logarithm.
+- Any other mean has a t interval of its clusters.
+
+`python -m research.coverage` measures how often these contain the true value. Shapes: C clusters,
+D sign patterns.
 """
 
 from __future__ import annotations
@@ -18,22 +24,28 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-Z95 = 1.959963984540054  # the 97.5 % point of the standard normal
-EXACT = 12  # up to this many differing clusters, all sign patterns are tried
+Z95 = 1.959963984540054
+"""The 97.5 % point of the standard normal distribution."""
+EXACT = 12
+"""With up to this many differing clusters, the sign-flip test tries all sign patterns."""
+DRAWS = 4000
+"""How many sign patterns are drawn if not all are tried."""
 PRIOR_DF = (1.0, 6.0)
-"""Weight of the assumption of correlation 1 in degrees of freedom: at p = 1/2, and how much more at p = 0 or 1."""
-DRAWS = 4000  # sign patterns, where not all are tried
-HALVINGS = 50  # bisection steps in the search for an endpoint
+"""Weight of the assumption of intraclass correlation 1, in degrees of freedom. The first is the
+weight at p = 1/2; the second is added at p = 0 or 1.
+"""
+HALVINGS = 50
+"""Bisection steps in the search for an end of an interval."""
 
-Array = Any  # numpy is imported where it is used, so that `reflectkit --help` does not wait for it
+Array = Any  # numpy is imported in the functions that use it: `reflectkit --help` stays fast
 Clusters = Sequence[Sequence[float]]
-"""The tasks' mean outcomes, one sequence per cluster."""
+"""The mean outcomes of tasks, one sequence per cluster."""
 Interval = tuple[float, float]
 """The ends of a 95 % interval."""
 
 
 def by_task(outcomes: Iterable[tuple[str, float]]) -> Mapping[str, float]:
-    """Mean outcome of each distinct task, from (task id, outcome) pairs."""
+    """The mean outcome of each task. outcomes: pairs of a task's id and one of its outcomes."""
     sums: dict[str, tuple[float, int]] = {}
     for task, outcome in outcomes:
         total, count = sums.get(task, (0.0, 0))
@@ -42,26 +54,31 @@ def by_task(outcomes: Iterable[tuple[str, float]]) -> Mapping[str, float]:
 
 
 def by_cluster(values: Mapping[str, float], cluster_of: Mapping[str, str]) -> list[list[float]]:
-    """The tasks' `values`, one list per cluster; a task without a cluster is its own cluster."""
+    """The `values` of tasks, one list per cluster. A task without a cluster is its own cluster."""
     clusters: dict[tuple[bool, str], list[float]] = {}
     for task, value in values.items():
-        key = task in cluster_of, cluster_of.get(task, task)
-        clusters.setdefault(key, []).append(value)
+        # A task may have the name of a cluster
+        has_cluster = task in cluster_of
+        name = cluster_of.get(task, task)
+        clusters.setdefault((has_cluster, name), []).append(value)
     return list(clusters.values())
 
 
 def rate_interval(clusters: Clusters, trials: int | None = None) -> Interval:
-    """95 % interval of the mean over tasks of outcomes in [0, 1]; (0, 1) for fewer than two clusters.
+    """95 % interval of the mean over tasks of outcomes in [0, 1]. It is (0, 1) for fewer than two
+    clusters.
 
-    trials: how many single 0 or 1 outcomes (episodes) the values are means of, an upper bound of the effective number.
-    Repeats narrow the interval as far as they make the tasks' means differ less. None: the values are not means of 0 or
-    1 outcomes.
+    trials: the number of episodes, with outcomes of 0 or 1, that the values are means of; None if
+    they are no such means. It bounds the effective number of tasks. So repeats narrow the interval
+    only as far as they make the tasks' means differ less. Raises ValueError for other outcomes.
     """
     if any(not 0 <= value <= 1 for cluster in clusters for value in cluster):
         raise ValueError("outcomes must lie in [0, 1]")
     if len(clusters) < 2:
         return 0.0, 1.0
-    return rate_ends(*_sums(clusters), math.inf if trials is None else trials)
+    totals_C, squares, sizes_C = _sums(clusters)
+    most_trials = math.inf if trials is None else trials
+    return rate_ends(totals_C, squares, sizes_C, most_trials)
 
 
 def rate_ends(
@@ -70,30 +87,35 @@ def rate_ends(
     sizes_C: Array,
     trials: float = math.inf,
 ) -> Interval:
-    """`rate_interval` from the clusters' sums of outcomes, the sum of all squares and the clusters' sizes."""
+    """`rate_interval` from sums.
+
+    totals_C: the sum of the outcomes in each cluster. squares: the sum of all squared outcomes.
+    sizes_C: the number of tasks in each cluster. trials: see `rate_interval`; inf if there is none.
+    """
     from scipy.special import betaincinv
 
+    # 1. The effective number of tasks, scaled by Student's t (Korn and Graubard 1998)
     mean = float(totals_C.sum() / sizes_C.sum())
     mean = min(max(mean, 0.0), 1.0)
     effective = effective_tasks(
         totals_C,
         squares,
         sizes_C,
-        mean * (1 - mean),
-        4.0,
-        trials,
+        greatest=mean * (1 - mean),
+        scale=4.0,
+        trials=trials,
     )
-    effective *= (Z95 / _t95(len(sizes_C))) ** 2  # Korn and Graubard 1998
-    right = mean * effective + 0.5
-    wrong = (1 - mean) * effective + 0.5
+    effective *= (Z95 / _t95(len(sizes_C))) ** 2
 
-    # Jeffreys' interval (Brown, Cai and DasGupta 2001, Statistical Science 16:101); an end is exactly 0 or 1 if all
-    # outcomes are
+    # 2. Jeffreys' interval (Brown, Cai and DasGupta 2001, Statistical Science 16:101). An end is
+    # exactly 0 or 1 if all outcomes are
+    successes = mean * effective + 0.5
+    failures = (1 - mean) * effective + 0.5
     low, high = 0.0, 1.0
     if mean > 0:
-        low = min(float(betaincinv(right, wrong, 0.025)), mean)
+        low = min(float(betaincinv(successes, failures, 0.025)), mean)
     if mean < 1:
-        high = max(float(betaincinv(right, wrong, 0.975)), mean)
+        high = max(float(betaincinv(successes, failures, 0.975)), mean)
     return low, high
 
 
@@ -107,9 +129,12 @@ def effective_tasks(
 ) -> float:
     """The effective number of independent all-or-nothing tasks, from the variance between clusters.
 
-    greatest: the variance of one task if it were all or nothing; times `scale` it lies in [0, 1]. The clusters' design
-    effect is weighted by its degrees of freedom, and the one at intraclass correlation 1 by `PRIOR_DF`. If all outcomes
-    are equal, nothing contradicts the latter.
+    totals_C, squares, sizes_C, trials: see `rate_ends`. greatest: the variance of one task if it
+    were all or nothing. scale: a factor that brings `greatest` into [0, 1].
+
+    The design effect is a mean of two. The estimate from the clusters has its degrees of freedom as
+    its weight, and the largest effect, at intraclass correlation 1, has `PRIOR_DF`. If all outcomes
+    are equal, the clusters say nothing, and it is the largest.
     """
     # 1. The variance of the tasks
     tasks = float(sizes_C.sum())
@@ -120,30 +145,34 @@ def effective_tasks(
     if variance <= 1e-12:
         return tasks / largest_effect
 
-    # 2. That of the clusters, and how far it is known
+    # 2. The sum of squares of the clusters. The degrees of freedom of a variance are 2 / CV², where
+    # CV is its coefficient of variation
     residuals_C = totals_C - sizes_C * mean
-    second = float((residuals_C**2).sum())
-    fourth = float((residuals_C**4).sum())
+    second_moment = float((residuals_C**2).sum())
+    fourth_moment = float((residuals_C**4).sum())
     freedom = count - 1.0
-    if second > 1e-12 * tasks:
-        kurtosis = count * fourth / second**2
-        freedom = 2 * count / max(kurtosis - 1, 1e-9)  # of a variance: 2 / its squared CV
+    if second_moment > 1e-12 * tasks:
+        kurtosis = count * fourth_moment / second_moment**2
+        freedom = 2 * count / max(kurtosis - 1, 1e-9)
     prior = PRIOR_DF[0] + PRIOR_DF[1] * (1 - scale * greatest)
 
-    def shrunk(estimate: float, assumption: float) -> float:
+    def shrink(estimate: float, assumption: float) -> float:
         return (freedom * estimate + prior * assumption) / (freedom + prior)
 
-    # 3. The design effect: the clusters' variance, relative to that of independent tasks
-    effect = max(second * count / (count - 1) / tasks / greatest, tasks / trials)
-    share = shrunk(variance / greatest, 1.0)  # 1 for all-or-nothing outcomes
-    return tasks / shrunk(effect, max(effect, share * largest_effect))
+    # 3. The design effect: the variance of the clusters, relative to that of independent tasks
+    effect = second_moment * count / (count - 1) / tasks / greatest
+    effect = max(effect, tasks / trials)
+    all_or_nothing = shrink(variance / greatest, 1.0)  # 1 if all outcomes are 0 or 1
+    assumed_effect = max(effect, all_or_nothing * largest_effect)
+    return tasks / shrink(effect, assumed_effect)
 
 
 def mean_interval(clusters: Clusters) -> Interval:
-    """95 % t interval of the mean over tasks, for unbounded outcomes; (-inf, inf) for fewer than two clusters.
+    """95 % t interval of the mean over tasks, for unbounded outcomes. It is (-inf, inf) for fewer than
+    two clusters.
 
-    The clusters' variance of a ratio estimate, C - 1 degrees of freedom: Cochran 1977, Sampling Techniques, section
-    6.3.
+    It has the variance of a ratio estimate by clusters, with C - 1 degrees of freedom (Cochran 1977,
+    Sampling Techniques, section 6.3).
     """
     if len(clusters) < 2:
         return -math.inf, math.inf
@@ -153,11 +182,12 @@ def mean_interval(clusters: Clusters) -> Interval:
 
 
 def amount_interval(clusters: Clusters) -> Interval:
-    """95 % interval of the mean over tasks of what cannot be negative, e.g. a count; (-inf, inf) for fewer than
-    two clusters.
+    """95 % interval of the mean over tasks of an amount that is never negative, e.g. a count. It is
+    (-inf, inf) for fewer than two clusters.
 
-    The t interval of the logarithm of the mean, by the delta method: it lies above 0, and reaches further up, where the
-    mean of skewed values is missed by `mean_interval`. If all values are 0, so are both ends.
+    It is the t interval of the logarithm of the mean, by the delta method. It lies above 0. It
+    reaches further up than `mean_interval`, which often misses the mean of skewed values. If all
+    values are 0, both ends are 0.
     """
     if len(clusters) < 2:
         return -math.inf, math.inf
@@ -167,7 +197,9 @@ def amount_interval(clusters: Clusters) -> Interval:
 
 
 def mean_p(clusters: Clusters) -> float:
-    """Two-sided p of the hypothesis that the mean over tasks is 0; less than 0.05 where `mean_interval` excludes 0."""
+    """Two-sided p of the hypothesis that the mean over tasks is 0. It is below 0.05 exactly if
+    `mean_interval` excludes 0.
+    """
     from scipy.special import stdtr
 
     if len(clusters) < 2:
@@ -179,7 +211,7 @@ def mean_p(clusters: Clusters) -> float:
 
 
 def _mean_and_error(clusters: Clusters) -> tuple[float, float]:
-    """The mean over tasks, and its standard error by clusters."""
+    """(mean over tasks, its standard error by clusters). There must be at least two clusters."""
     count = len(clusters)
     tasks = sum(map(len, clusters))
     mean = math.fsum(value for cluster in clusters for value in cluster) / tasks
@@ -190,7 +222,9 @@ def _mean_and_error(clusters: Clusters) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """A mean difference over the tasks that both played. The interval excludes 0 exactly if p < 0.05."""
+    """A mean difference over the tasks that both played. Its interval excludes 0 exactly if
+    p < 0.05.
+    """
 
     difference: float
     """First minus second."""
@@ -214,26 +248,22 @@ def paired(
     shares: bool = True,
     trials: int | None = None,
 ) -> Paired:
-    """`first` minus `second`, outcomes by task, over their common tasks: score interval and two-sided sign-flip test by
-    cluster.
+    """The mean of `first` minus `second` over their common tasks, with a 95 % interval and a test.
 
-    cluster_of: the tasks' clusters; a task that is not in it is its own cluster. shares: the outcomes lie in [0, 1];
-    otherwise the interval is a t interval. trials: as for `rate_interval`, for the player with fewer. The test is exact
-    up to 12 clusters that differ (Fisher 1935), and uses seeded sampling beyond; p is never 0. Without common tasks
-    everything but the counts is nan.
+    first, second: outcomes by task. cluster_of: the cluster of each task; a task that is not in it is
+    its own cluster. shares: whether the outcomes lie in [0, 1]; then it is a score interval, and
+    otherwise a t interval. trials: as for `rate_interval`, of the player with fewer.
+
+    The test flips the signs of clusters, and is two-sided. It is exact with up to EXACT clusters that
+    differ (Fisher 1935), and samples with a fixed seed beyond. p is never 0. Without common tasks,
+    all but the counts is nan.
     """
-    # 1. The gaps of the tasks in common
-    by_common = {task: first[task] - second[task] for task in first if task in second}
-    clusters = by_cluster(by_common, cluster_of or {})
+    # 1. The gaps of the common tasks, by cluster
+    gap_of = {task: first[task] - second[task] for task in first if task in second}
+    clusters = by_cluster(gap_of, cluster_of or {})
     if not clusters:
-        return Paired(
-            math.nan,
-            math.nan,
-            math.nan,
-            math.nan,
-            0,
-            0,
-        )
+        nan = math.nan
+        return Paired(nan, nan, nan, nan, tasks=0, clusters=0)
     totals_C, squares, sizes_C = _sums(clusters)
     gaps = [gap for cluster in clusters for gap in cluster]
 
@@ -248,8 +278,8 @@ def paired(
         most_trials = math.inf if trials is None else trials
         low, high = difference_ends(totals_C, gain, squares, sizes_C, most_trials)
 
-    # 3. The test, with which it agrees
-    signs_DC, is_exact = flips(totals_C, DRAWS)
+    # 3. The test, with which the interval must agree
+    signs_DC, is_exact = sign_patterns(totals_C, DRAWS)
     p = sign_flip_p(totals_C, signs_DC, is_exact)
     low, high = agree_with_test(
         low,
@@ -260,14 +290,8 @@ def paired(
         signs_DC,
         is_exact,
     )
-    return Paired(
-        math.fsum(gaps) / len(gaps),
-        low,
-        high,
-        p,
-        len(gaps),
-        len(clusters),
-    )
+    difference = math.fsum(gaps) / len(gaps)
+    return Paired(difference, low, high, p, tasks=len(gaps), clusters=len(clusters))
 
 
 def difference_ends(
@@ -279,11 +303,13 @@ def difference_ends(
 ) -> Interval:
     """Tango's 95 % score interval of the mean gap over tasks, of gaps in [-1, 1].
 
-    totals_C, squares, sizes_C, trials: as for `rate_ends`. gain: the sum of the positive gaps. Tango 1998, Statistics
-    in Medicine 17:891, with `effective_tasks` and the share of discordant pairs in closed form (Yang, Sun and Hardin
-    2013).
+    totals_C, squares, sizes_C, trials: as for `rate_ends`, of the gaps. gain: the sum of the positive
+    gaps.
+
+    Tango 1998, Statistics in Medicine 17:891, with `effective_tasks`, and with the share of
+    discordant pairs in closed form (Yang, Sun and Hardin 2013).
     """
-    # 1. Gains and losses in effective tasks
+    # 1. Gains and losses, in effective tasks
     tasks = float(sizes_C.sum())
     total = float(totals_C.sum())
     mean = total / tasks
@@ -293,64 +319,75 @@ def difference_ends(
         totals_C,
         squares,
         sizes_C,
-        variance,
-        1.0,
-        trials,
+        greatest=variance,
+        scale=1.0,
+        trials=trials,
     )
-    gain, loss = gain / tasks * effective, loss / tasks * effective
+    gain = gain / tasks * effective
+    loss = loss / tasks * effective
 
     def score(gap: float) -> float:
         """The score statistic for a mean gap of `gap`; it decreases in `gap`."""
+        # The maximum-likelihood share of pairs that only the second player won: a root of
+        # 2 n x² + linear x + constant, where n is the effective number of tasks
         linear = (2 * effective - gain + loss) * gap - gain - loss
         constant = -loss * gap * (1 - gap)
-        # maximum-likelihood share of pairs that only the second player won
         root = math.sqrt(max(linear**2 - 8 * effective * constant, 0.0))
         share = (root - linear) / (4 * effective)
         variance = effective * (2 * share + gap * (1 - gap))
         return (gain - loss - effective * gap) / math.sqrt(max(variance, 1e-300))
 
     # 2. The gaps that the statistic does not reject
-    low = _bisected(lambda gap: score(gap) > Z95, -1.0, mean)
-    high = _bisected(lambda gap: score(gap) > -Z95, mean, 1.0)
+    low = _bisect(lambda gap: score(gap) > Z95, -1.0, mean)
+    high = _bisect(lambda gap: score(gap) > -Z95, mean, 1.0)
     return sum(low) / 2, sum(high) / 2
 
 
-def _bisected(
+def _bisect(
     holds: Callable[[float], bool],
     yes: float,
     no: float,
 ) -> tuple[float, float]:
-    """The last value where it still `holds`, and the first where it does not, between one where it does and one where
-    it does not.
+    """(the last value where `holds` is true, the first where it is false), by bisection.
+
+    yes, no: a value where it is true, and one where it is false.
     """
     for _ in range(HALVINGS):
         middle = (yes + no) / 2
-        yes, no = (middle, no) if holds(middle) else (yes, middle)
+        if holds(middle):
+            yes = middle
+        else:
+            no = middle
     return yes, no
 
 
-def flips(totals_C: Array, draws: int) -> tuple[Array, bool]:
-    """Sign patterns (D, C), and whether these are all patterns of the clusters whose total is not 0, equally often.
+def sign_patterns(totals_C: Array, draws: int) -> tuple[Array, bool]:
+    """(sign patterns (D, C), whether the test with them is exact).
 
-    With many such clusters, a fixed random sample of patterns is used instead. Of few clusters, all patterns are tried;
-    of more, the others' signs are sampled: they count once a difference other than 0 is tested.
+    Up to EXACT clusters have all sign patterns. Of more clusters, those whose total is 0 have random
+    signs: they matter once a difference other than 0 is tested. The others have all patterns, each
+    equally often, or, if they are more than EXACT, a random sample of `draws` patterns, and the test
+    is not exact. The sample has a fixed seed.
     """
     import numpy as np
 
-    # 1. How many patterns
+    # 1. The number of patterns
     count = len(totals_C)
     differing = np.arange(count) if count <= EXACT else np.flatnonzero(totals_C)
     is_exact = len(differing) <= EXACT
     patterns = 2 ** len(differing) if is_exact else draws
-    repeats = max(1, draws // patterns) if len(differing) < count else 1
+    repeats = 1
+    if len(differing) < count:
+        repeats = max(1, draws // patterns)
 
-    # 2. Random signs, and in place of those of the clusters that differ all patterns
+    # 2. Random signs, then all patterns of the clusters that differ
     chance = np.random.default_rng(0)
     bits_DC = chance.integers(2, size=(patterns * repeats, count), dtype=np.int8)
     signs_DC = bits_DC * np.int8(2) - np.int8(1)  # -1 and 1
     if is_exact:
-        every = list(product((-1, 1), repeat=len(differing)))
-        signs_DC[:, differing] = np.tile(np.array(every, dtype=np.int8), (repeats, 1))
+        all_patterns = list(product((-1, 1), repeat=len(differing)))
+        signs = np.array(all_patterns, dtype=np.int8)
+        signs_DC[:, differing] = np.tile(signs, (repeats, 1))
     return signs_DC, is_exact
 
 
@@ -361,9 +398,9 @@ def sign_flip_p(
 ) -> float:
     """Two-sided p of the hypothesis that the sign of each cluster's total is random.
 
-    is_exact: `signs_DC` has all patterns; otherwise it is a sample, to which the observed pattern is added.
+    signs_DC, is_exact: see `sign_patterns`. To a sample of patterns, the observed one is added.
     """
-    rounding = 1e-12 * abs(totals_C).sum()  # of the sums
+    rounding = 1e-12 * abs(totals_C).sum()
     threshold = abs(totals_C.sum()) - rounding
     as_large = int((abs(signs_DC @ totals_C) >= threshold).sum())
     observed = 0 if is_exact else 1
@@ -379,28 +416,30 @@ def agree_with_test(
     signs_DC: Array,
     is_exact: bool,
 ) -> Interval:
-    """The interval, adjusted to contain 0 exactly if the sign-flip test does not reject 0.
+    """The interval (low, high), changed to contain 0 exactly if the sign-flip test does not reject 0.
 
-    An end on the wrong side moves to 0, or, if the test rejects 0, to the nearest difference that it does not reject.
+    An end on the wrong side moves to 0. If the test rejects 0, it moves to the nearest difference
+    that the test does not reject. p: of the test; the other arguments are those of `sign_flip_p`,
+    and the sizes of the clusters.
     """
     if p >= 0.05:
         return min(low, 0.0), max(high, 0.0)
     if low > 0 or high < 0:
         return low, high
 
-    # The test rejects 0, and the interval contains it
+    # The test rejects 0, but the interval contains it
     def rejects(gap: float) -> bool:
         return sign_flip_p(totals_C - gap * sizes_C, signs_DC, is_exact) < 0.05
 
     difference = float(totals_C.sum() / sizes_C.sum())
-    _, end = _bisected(rejects, 0.0, difference)
+    _, end = _bisect(rejects, 0.0, difference)
     if difference > 0:
         return end, max(high, end)
     return min(low, end), end
 
 
 def _sums(clusters: Clusters) -> tuple[Array, float, Array]:
-    """The clusters' sums (C), the sum of all squares and the clusters' sizes (C)."""
+    """(the sums of the clusters (C), the sum of all squares, the sizes of the clusters (C))."""
     import numpy as np
 
     totals_C = np.array([math.fsum(cluster) for cluster in clusters])
@@ -422,9 +461,9 @@ def pass_at(
     right: int,
     tries: int,
 ) -> float:
-    """pass@k: probability that at least one of `k` of a task's `tries`, drawn without replacement, is right.
+    """pass@k: the probability that at least one of `k` tries is right (Chen et al. 2021, eq. 1).
 
-    Chen et al. 2021, eq. 1.
+    The k tries are drawn without replacement from a task's `tries`, of which `right` are right.
     """
     return 1 - math.comb(tries - right, k) / math.comb(tries, k)
 
@@ -434,5 +473,8 @@ def pass_all(
     right: int,
     tries: int,
 ) -> float:
-    """pass^k: probability that all `k` of them are right (Yao et al. 2024, tau-bench)."""
+    """pass^k: the probability that all `k` tries are right (Yao et al. 2024, tau-bench).
+
+    The k tries are drawn as in `pass_at`.
+    """
     return math.comb(right, k) / math.comb(tries, k)

@@ -1,4 +1,4 @@
-"""Tables of results, for people: rows of players and paired differences as cells, Markdown and CSV."""
+"""Tables of results for people: rows of players and paired differences, as text, Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from reflectkit.console import Table
 from reflectkit.data.episodes import SUCCESS
-from reflectkit.evals.aggregate import AspectRow, return_says_more, success_by_aspect
+from reflectkit.evals.aggregate import AspectRow, return_differs_from_success, success_by_aspect
 from reflectkit.evals.rows import (
     RETURN,
     AblationEffect,
@@ -22,12 +22,14 @@ from reflectkit.evals.rows import (
     PlayerRow,
 )
 
-MOST_SUMMED = 5  # players in the table that a recipe ends with
-MANY = 6  # with more players than this, the table compares each with the first only
-MANY_TESTS = (
-    10  # with more comparisons than this, a table has p-values after Benjamini and Hochberg too
-)
+SUMMARY_PLAYERS = 5
+"""Players at most in the table with which a recipe ends."""
+MOST_COMPARED = 6
+"""With more players than this, a table has only the differences from the first one."""
+MOST_TESTS = 10
+"""With more comparisons than this, a table has adjusted p-values, too."""
 INTERVAL = "95 % interval"
+"""Heading of the column with intervals."""
 
 
 def tables_of(
@@ -35,9 +37,9 @@ def tables_of(
     rows: Sequence[PlayerRow],
     episodes: Sequence[EpisodeRow],
 ) -> list[Table]:
-    """All tables of rows of players, and of the episodes that they come from."""
+    """All tables of an evaluation. title: of the first table. episodes: those that the rows sum up."""
     tables = [players_table(title, rows)]
-    if return_says_more(episodes) and _report_success(rows):
+    if return_differs_from_success(episodes) and _report_success(rows):
         tables.append(figure_table(RETURN, rows))
     tables += tries_table(rows)
     tables += aspect_tables(success_by_aspect(episodes))
@@ -46,19 +48,21 @@ def tables_of(
     return tables
 
 
-# ----------------------------------------------------------------------------------------------------- players
+# -------------------------------------------------------------------------------------------- players
 
 
 def players_table(title: str, rows: Sequence[PlayerRow]) -> Table:
-    """Rows of players as a table; the last columns are omitted if they have nothing to show. Where no row has success,
-    the return takes its place.
+    """Rows of players as a table.
+
+    If no row has success, the return takes its place. The last columns are left out if all their
+    cells are empty or zero.
     """
     has_success = _report_success(rows)
     columns = {
         "policy": [row.name for row in rows],
         "level": [row.level for row in rows],
     }
-    # 1. What players are compared by
+    # 1. Success or the return, with its interval
     if has_success:
         columns["success"] = [_success_cell(row) for row in rows]
         columns[INTERVAL] = [_success_interval(row) for row in rows]
@@ -66,7 +70,7 @@ def players_table(title: str, rows: Sequence[PlayerRow]) -> Table:
         columns[RETURN] = [f"{row.total_return.mean:.2f}" for row in rows]
         columns[INTERVAL] = [_interval(row.total_return, 1, ".3g") for row in rows]
 
-    # 2. What there is of each
+    # 2. Counts and means that every row has
     columns["tasks"] = [str(row.tasks) for row in rows]
     columns["clusters"] = [str(row.clusters) for row in rows]
     columns["episodes"] = [_episodes_cell(row) for row in rows]
@@ -74,7 +78,7 @@ def players_table(title: str, rows: Sequence[PlayerRow]) -> Table:
         columns[RETURN] = [f"{row.total_return.mean:.2f}" for row in rows]
     columns["steps"] = [f"{row.steps:.1f}" for row in rows]
 
-    # 3. What some have
+    # 3. Figures that only some rows have
     if any(row.by_seed is not None for row in rows):
         columns["by seed"] = [_seeds_cell(row) for row in rows]
     if any(row.named_episodes for row in rows):
@@ -91,9 +95,14 @@ def players_table(title: str, rows: Sequence[PlayerRow]) -> Table:
 
 
 def measure_of(rows: Sequence[PlayerRow], measure: str = SUCCESS) -> str:
-    """What the players are compared by at the last level: `measure`, or the return where success is not reported."""
+    """The figure by which players are compared at the last level.
+
+    It is `measure`, or the return if that is success and success is not reported there.
+    """
     last = [row for row in rows if row.level == rows[-1].level]
-    return RETURN if measure == SUCCESS and not _report_success(last) else measure
+    if measure == SUCCESS and not _report_success(last):
+        return RETURN
+    return measure
 
 
 def summary_table(
@@ -102,11 +111,13 @@ def summary_table(
     measure: str,
     where: str,
 ) -> Table:
-    """The players at the last level, at most MOST_SUMMED: those that were trained come last in an evaluation. title: of
-    the whole table, which says whether the problems are held out. where: the file with all figures.
+    """The last players at the last level, at most SUMMARY_PLAYERS. The trained ones usually come last.
+
+    title: of the whole table, which says whether the problems are held out. measure: success, the
+    return, or a share. where: the file with all figures, for the title.
     """
     last_level = rows[-1].level
-    last = [row for row in rows if row.level == last_level][-MOST_SUMMED:]
+    last = [row for row in rows if row.level == last_level][-SUMMARY_PLAYERS:]
     cells = []
     for row in last:
         if measure == RETURN:
@@ -126,47 +137,55 @@ def result_sentence(
     compared: Sequence[Difference],
     measure: str,
 ) -> str:
-    """`template` with the success of each {PLAYER} at the last level in percent, and which differences between one and
-    the next may be chance. Without a template, or one of its players, or where `measure` is the return: the best
+    """One sentence about the result at the last level.
+
+    It is `template` with each {PLAYER} replaced by its figure in percent. A second sentence names
+    the players, one after another in the template, whose difference may be chance. If there is no
+    template, a player of it is missing, or `measure` is the return, the sentence names the best
     player.
+
+    compared: the differences between the players. measure: success, the return, or a share.
     """
+    # 1. The figure of each player
     level = rows[-1].level
     figures = {}
     for row in rows:
         if row.level == level:
             estimate = row.estimate(measure)
             mean = 0.0 if estimate is None else estimate.mean
-            figures[row.name] = (
-                f"{mean:.3g}" if measure == RETURN else f"{mean:.0%}".removesuffix("%")
-            )
+            percent = f"{mean:.0%}".removesuffix("%")
+            figures[row.name] = f"{mean:.3g}" if measure == RETURN else percent
 
-    # 1. The best player
+    # 2. A sentence about the best player
     names = [name for _, name, _, _ in string.Formatter().parse(template) if name]
     if measure == RETURN or not names or not figures.keys() >= set(names):
-        most = max(figures.values(), key=float)
-        best = " and ".join(name for name, figure in figures.items() if figure == most)
-        score = f"a return of {most}" if measure == RETURN else f"{most} %"
+        highest = max(figures.values(), key=float)
+        best = " and ".join(name for name, figure in figures.items() if figure == highest)
+        score = f"a return of {highest}" if measure == RETURN else f"{highest} %"
         return f"The best of {len(figures)} players: {best}, with {score}."
 
-    # 2. The recipe's own sentence
-    alike = []
+    # 3. Or the recipe's own sentence, and which differences may be chance
+    uncertain = [
+        {gap.first, gap.second}
+        for gap in compared
+        if gap.level == level and gap.figure == measure and not gap.excludes_zero
+    ]
+    pairs = []
     for first, second in pairwise(names):
-        for gap in compared:
-            is_pair = {gap.first, gap.second} == {first, second}
-            if is_pair and gap.level == level and gap.figure == measure and not gap.excludes_zero:
-                alike.append(f"{first} and {second}")
-    chance = f" The difference between {'; '.join(alike)} may be chance." if alike else ""
+        if {first, second} in uncertain:
+            pairs.append(f"{first} and {second}")
+    chance = f" The difference between {'; '.join(pairs)} may be chance." if pairs else ""
     return template.format_map(figures) + chance
 
 
 def figures_tables(rows: Sequence[PlayerRow]) -> list[Table]:
-    """One table for each of the figures: means and their intervals."""
+    """One table for each figure of the rows: means and their intervals."""
     names = dict.fromkeys(name for row in rows for name in row.figures)
     return [figure_table(name, rows) for name in names]
 
 
 def figure_table(name: str, rows: Sequence[PlayerRow]) -> Table:
-    """The means of one figure, of the players that have it."""
+    """The means of one figure with their intervals, of the players that have it."""
     cells = []
     for row in rows:
         figure = row.estimate(name)
@@ -177,8 +196,9 @@ def figure_table(name: str, rows: Sequence[PlayerRow]) -> Table:
 
 
 def tries_table(rows: Sequence[PlayerRow]) -> list[Table]:
-    """pass@k (one of k tries succeeds) and pass^k (all of them do), with 95 % intervals; no table if the problems were
-    played once.
+    """A table of pass@k (one of k tries succeeds) and pass^k (all of them succeed), with 95 % intervals.
+
+    There is no table if the problems were played once.
     """
     columns: dict[str, list[str]] = {}
     for k in dict.fromkeys(k for row in rows for k in row.pass_at):
@@ -204,16 +224,15 @@ def aspect_tables(by_aspect: Mapping[str, Sequence[AspectRow]]) -> list[Table]:
         for row in rows:
             mean, low, high = _percent(row.success)
             rate = f"{mean:.1f} %"
-            cells.append(
-                (row.name, row.level, row.value, rate, f"{low:.0f} to {high:.0f} %", str(row.tasks))
-            )
+            interval = f"{low:.0f} to {high:.0f} %"
+            cells.append((row.name, row.level, row.value, rate, interval, str(row.tasks)))
         columns = ("policy", "level", aspect, "success", INTERVAL, "tasks")
         tables.append(Table(f"Success by {aspect}", columns, tuple(cells)))
     return tables
 
 
 def calibration_table(rows: Sequence[PlayerRow]) -> list[Table]:
-    """How far the players' probabilities can be trusted; no table if there are none."""
+    """A table of the calibration of the players' forecasts; no table if there are none."""
     cells = []
     for row in rows:
         for kind, scores in row.calibration.items():
@@ -233,27 +252,29 @@ def _calibration_cells(scores: CalibrationRow) -> list[str]:
     return [*cells, str(scores.forecasts), str(scores.clusters)]
 
 
-# ------------------------------------------------------------------------------------------------- differences
+# ---------------------------------------------------------------------------------------- differences
 
 
 def differences_table(compared: Sequence[Difference], figure: str) -> Table:
-    """Paired differences in one figure as a table, in percentage points unless it is the return. With many players,
-    those from the first.
+    """The paired differences in one figure, in percentage points unless it is the return.
+
+    With more than MOST_COMPARED players, the table has only the differences from the first one.
     """
-    # 1. Those of all pairs, or of one player with the others
+    # 1. The pairs of players to show
     players: dict[str, None] = {}
     for gap in compared:
         players |= {gap.first: None, gap.second: None}
-    listed = list(compared)
-    if len(players) > MANY:
+    gaps = list(compared)
+    if len(players) > MOST_COMPARED:
         first = next(iter(players))
-        listed = [gap for gap in compared if first in (gap.first, gap.second)]
+        gaps = [gap for gap in compared if first in (gap.first, gap.second)]
 
-    # 2. Those in the figure
+    # 2. Their differences in the figure
     unit = "" if figure == RETURN else ", in points"
-    rest = "; eval.json has those of other pairs" if len(listed) < len(compared) else ""
-    title = f"Paired differences in {figure}{unit} (p from sign flips of clusters; of several seeds also by t){rest}"
-    return paired_table(title, "first − second", [gap for gap in listed if gap.figure == figure])
+    rest = "; eval.json has those of other pairs" if len(gaps) < len(compared) else ""
+    method = "p from sign flips of clusters; of several seeds also by t"
+    title = f"Paired differences in {figure}{unit} ({method}){rest}"
+    return paired_table(title, "first − second", [gap for gap in gaps if gap.figure == figure])
 
 
 def ablations_table(
@@ -261,13 +282,15 @@ def ablations_table(
     step: str,
     measure: str = SUCCESS,
 ) -> Table:
-    """Differences in `measure`, a share or the return, between arms and their ablations in evaluation `step`."""
+    """Differences in `measure` between arms and their ablations.
+
+    step: the name of the evaluation. measure: success, the return, or another share.
+    """
     of_measure = f" in {_spaced(measure)}" if measure != SUCCESS else ""
     unit = "" if measure == RETURN else ", in points"
     title = f"Ablations, {step}: original arm minus ablation{of_measure}{unit}"
-    return paired_table(
-        title, "ablation", [effect for effect in effects if effect.figure == measure]
-    )
+    in_measure = [effect for effect in effects if effect.figure == measure]
+    return paired_table(title, "ablation", in_measure)
 
 
 def paired_table(
@@ -275,49 +298,55 @@ def paired_table(
     heading: str,
     compared: Sequence[Difference],
 ) -> Table:
-    """Paired differences as rows, in percentage points unless they are returns."""
-    headings, p_cells = p_columns([gap.p for gap in compared])
+    """A table with a row for each paired difference, in percentage points unless it is a return.
+
+    heading: of the first column, which names the pair.
+    """
+    p_headings, p_rows = p_columns([gap.p for gap in compared])
     rows = []
-    for gap, p_cell in zip(compared, p_cells, strict=True):
+    for gap, p_cells in zip(compared, p_rows, strict=True):
         unit, form = (1, "+.3g") if gap.figure == RETURN else (100, "+.1f")
-        ends = _interval(Estimate(gap.difference, gap.low, gap.high), unit, form)
-        counts = str(gap.tasks), str(gap.clusters)
-        rows.append(
-            (gap.label, gap.level, f"{unit * gap.difference:{form}}", ends, *p_cell, *counts)
-        )
-    columns = (heading, "level", "difference", INTERVAL, *headings, "tasks", "clusters")
+        difference = f"{unit * gap.difference:{form}}"
+        interval = _interval(Estimate(gap.difference, gap.low, gap.high), unit, form)
+        counts = (str(gap.tasks), str(gap.clusters))
+        rows.append((gap.label, gap.level, difference, interval, *p_cells, *counts))
+    columns = (heading, "level", "difference", INTERVAL, *p_headings, "tasks", "clusters")
     return Table(title, columns, tuple(rows))
 
 
 def p_columns(p_values: Sequence[float | None]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """(headings, cells of each row) of a table's p-values; with more than MANY_TESTS also adjusted ones, by Benjamini
-    and Hochberg 1995, J. R. Stat. Soc. B 57:289. None: unknown, and not counted.
+    """The columns of a table with p-values: (headings, the cells of each row).
+
+    p_values: None for an unknown one, which is not counted. With more than MOST_TESTS, there is a
+    second column with adjusted p-values (Benjamini and Hochberg 1995, J. R. Stat. Soc. B 57:289).
     """
-    # 1. As they are
+    # 1. One column
     tests = [p for p in p_values if p is not None]
     texts = ["" if p is None else f"{p:.3g}" for p in p_values]
-    if len(tests) <= MANY_TESTS:
+    if len(tests) <= MOST_TESTS:
         return ("p",), [(text,) for text in texts]
 
-    # 2. With those that are adjusted for their number
+    # 2. Two columns
     from scipy.stats import false_discovery_control
 
     adjusted = iter(false_discovery_control(tests))
     cells: list[tuple[str, ...]] = []
     for text in texts:
-        cells.append((text, f"{next(adjusted):.3g}" if text else ""))
+        adjusted_text = f"{next(adjusted):.3g}" if text else ""
+        cells.append((text, adjusted_text))
     return ("p", f"p, adjusted for {len(tests)}"), cells
 
 
-# ----------------------------------------------------------------------------------------------------- formats
+# -------------------------------------------------------------------------------------------- formats
 
 
 def markdown(tables: Sequence[Table]) -> str:
-    """The tables as Markdown."""
+    """The tables as Markdown, each below its title."""
     parts = []
     for table in tables:
+        rule = tuple("---" for _ in table.columns)
         lines = []
-        for cells in (table.columns, tuple("---" for _ in table.columns), *table.rows):
+        for cells in (table.columns, rule, *table.rows):
             texts = [cell.replace("|", "\\|").replace("\n", " ") for cell in cells]
             lines.append(f"| {' | '.join(texts)} |\n")
         parts.append(f"### {table.title}\n\n{''.join(lines)}")
@@ -325,7 +354,7 @@ def markdown(tables: Sequence[Table]) -> str:
 
 
 def csv_text(records: Iterable[Mapping[str, Any]]) -> str:
-    """Records as CSV, with the columns of all of them; empty cells where one has no such value."""
+    """The records as CSV, with the columns of all of them. A value that a record lacks is empty."""
     rows = list(records)
     columns = list(dict.fromkeys(name for row in rows for name in row))
     out = io.StringIO()
@@ -335,7 +364,7 @@ def csv_text(records: Iterable[Mapping[str, Any]]) -> str:
     return out.getvalue()
 
 
-# ------------------------------------------------------------------------------------------------------- cells
+# ---------------------------------------------------------------------------------------------- cells
 
 
 def _table_of_columns(title: str, columns: Mapping[str, Sequence[str]]) -> Table:
@@ -345,11 +374,12 @@ def _table_of_columns(title: str, columns: Mapping[str, Sequence[str]]) -> Table
 
 
 def _report_success(rows: Iterable[PlayerRow]) -> bool:
+    """Whether one of the rows has success."""
     return any(row.success is not None for row in rows)
 
 
 def _percent(estimate: Estimate | None) -> tuple[float, float, float]:
-    """(mean, low, high) in percent, 0 where there is none."""
+    """(mean, low, high) in percent, 0 for an unknown one."""
     if estimate is None:
         return 0.0, 0.0, 0.0
     low = estimate.low or 0.0
@@ -362,7 +392,7 @@ def _interval(
     unit: float,
     form: str,
 ) -> str:
-    """The ends of an interval, `unit` times as large, in the format `form`."""
+    """The ends of the interval in the format `form`, each multiplied by `unit`."""
     if estimate.low is None or estimate.high is None:
         return "unknown"
     return f"{unit * estimate.low:{form}} to {unit * estimate.high:{form}}"
