@@ -50,8 +50,8 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
         with closing(Players(config.players_setup)) as players:
             # 3. Play
             parts_folder = current.folder / "episodes"
-            parts = play.play(evaluation, players, parts_folder, progress)
+            played_levels = play.play(evaluation, players, parts_folder, progress)
             # 4. Report
-            finished = report.report(evaluation, parts, players, current, progress)
+            result = report.report(evaluation, played_levels, players, current, progress)
         shutil.rmtree(parts_folder, ignore_errors=True)
-        return finished
+        return result

@@ -506,7 +506,7 @@ def _dry_run(
     config: GenTrajectoryConfig, level: str, planned: Planned, oracle: Agent, progress: Progress
 ) -> Report:
     """The cost of a teacher that acts like the oracle, or at random where there is none."""
-    from reflectkit.evals.estimate import PlannedCalls, Still, deciding_alone, estimate
+    from reflectkit.evals.estimate import Idle, PlannedCalls, decision_requests, estimate
 
     kind, endpoint = config.env.kind, config.endpoint
     tasks = list({task.id: task for _, _, task in planned}.values())
@@ -515,14 +515,16 @@ def _dry_run(
     # 1. The calls of a decision model
     if config.decides:
         rules = not config.decisions.plain_questions
-        calls_of = partial(deciding_alone, endpoint=endpoint, rules=rules)
-        calls = [PlannedCalls(str(endpoint), level, tasks, count, [endpoint], calls_of, usual=0)]
+        calls_of = partial(decision_requests, endpoint=endpoint, rules=rules)
+        calls = [
+            PlannedCalls(str(endpoint), level, tasks, count, [endpoint], calls_of, answer_tokens=0)
+        ]
 
     # 2. Or of a chat teacher, in the states of a player that needs no model
     else:
         form = kind.action_kind(config.env.settings)
         has_oracle = config.oracle_acts or kind.teacher_type.has(*DEMONSTRATES)
-        agent: Agent = RandomAgent() if form == "choice" else Still()
+        agent: Agent = RandomAgent() if form == "choice" else Idle()
         if has_oracle:
             agent = oracle if config.oracle_acts else Demonstrator(0.0)
         writes_calls = form == "tools" and not config.oracle_acts
@@ -539,10 +541,10 @@ def _dry_run(
             ],
             tokens,
             agent,
-            ends=has_oracle,
+            has_real_length=has_oracle,
         )
         calls = [positive]
         if negatives := len(planned) - count:
-            calls.append(replace(positive, episodes=negatives, ends=True, within=Recovery))
+            calls.append(replace(positive, episodes=negatives, has_real_length=True, wrap=Recovery))
     chat, seed = config.teacher.chat, config.run.seed
     return estimate("gen-trajectory", config.setup, chat, calls, progress, seed)

@@ -17,7 +17,8 @@ MOST_ERRORS = 20
 class InvalidRequestError(Exception):
     """A request that breaks the protocol.
 
-    detail: its errors, each with a place in the body (`loc`), a message (`msg`) and a kind (`type`).
+    detail: its errors, each with a place in the body (`loc`), a message (`msg`) and a kind
+    (`type`).
     """
 
     def __init__(self, detail: Sequence[dict[str, Any]]) -> None:
@@ -32,7 +33,7 @@ def invalid(
     kind: str,
     *place: str | int,
 ) -> InvalidRequestError:
-    """An error with one entry. place: the keys and indices that lead to the wrong value in the body."""
+    """An error with one entry. place: keys and indices that lead to the wrong value in the body."""
     entry = {"loc": ["body", *place], "msg": message, "type": kind}
     return InvalidRequestError([entry])
 

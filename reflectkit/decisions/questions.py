@@ -32,7 +32,7 @@ class Question:
     """A question about a state, and the options that can answer it."""
 
     kind: Literal["predicate", "choice", "score"]
-    """A predicate has the options yes and no. A score has the levels of a scale, the lowest first."""
+    """A predicate has the options yes and no; a score has the levels of a scale, lowest first."""
     instructions: str
     """The text of the question, which may be empty."""
     options: tuple[str, ...]
@@ -162,6 +162,6 @@ def text_of(value: object) -> str:
 
 
 def option_text(name: str, description: object) -> str:
-    """An option as the model reads it: its name, and its description on one line if there is one."""
+    """An option as the model reads it: its name, and on the same line its description, if any."""
     words = one_line(text_of(description))
     return f"{name}: {words}" if words else name

@@ -1,4 +1,4 @@
-"""Checks of probabilities in a server's reply: they must be a distribution over the offered options."""
+"""Probabilities in a server's reply, which must be a distribution over the offered options."""
 
 from __future__ import annotations
 

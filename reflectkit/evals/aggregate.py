@@ -55,7 +55,7 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
     return groups
 
 
-# ---------------------------------------------------------------------------------------- all players
+# -------------------------------------------------------------------------------------- all players
 
 
 def with_all_figures(episodes: Sequence[EpisodeRow]) -> list[EpisodeRow]:
@@ -99,7 +99,7 @@ def is_share(values: Range) -> bool:
 
 
 def levels_without_success(episodes: Iterable[EpisodeRow]) -> set[str]:
-    """The levels at which the env does not report success. There, players are compared by return."""
+    """The levels at which the env does not report success: players are compared by return."""
     levels = set()
     for level, group in grouped(episodes, lambda episode: episode.level).items():
         outcomes = [(episode.status, episode.success) for episode in group]
@@ -119,7 +119,7 @@ def task_clusters(episodes: Iterable[EpisodeRow]) -> dict[str, str]:
     return {episode.task: episode.cluster for episode in episodes}
 
 
-# -------------------------------------------------------------------------------------------- players
+# ------------------------------------------------------------------------------------------ players
 
 
 def player_rows(parts: Sequence[Sequence[EpisodeRow]]) -> list[PlayerRow]:
@@ -128,9 +128,10 @@ def player_rows(parts: Sequence[Sequence[EpisodeRow]]) -> list[PlayerRow]:
     parts: the episodes of each evaluation.
 
     Success is the mean over distinct tasks of each task's mean over seeds. Its interval is by
-    clusters of tasks; a task is in the same cluster in every seed. With several seeds, each interval
-    is extended to contain the t interval over the means of the seeds. A task's pass@k and pass^k are
-    means over the seeds, since plays of different models are not several tries of one model.
+    clusters of tasks; a task is in the same cluster in every seed. With several seeds, each
+    interval is extended to contain the t interval over the means of the seeds. A task's pass@k and
+    pass^k are means over the seeds, since plays of different models are not several tries of one
+    model.
     """
     # 1. All episodes, each with the number of its evaluation
     episodes = with_all_figures([episode for part in parts for episode in part])
@@ -169,8 +170,8 @@ def player_row(
 ) -> PlayerRow:
     """The row of one player at one level.
 
-    seeds: its episodes in each evaluation, see `with_all_figures`. ranges: the range of each figure;
-    by default in these episodes alone. has_success: whether the env reports success.
+    seeds: its episodes in each evaluation, see `with_all_figures`. ranges: the range of each
+    figure; by default in these episodes alone. has_success: whether the env reports success.
     """
     episodes = [episode for seed in seeds for episode in seed]
     complete = [episode for episode in episodes if not episode.is_aborted]
@@ -315,8 +316,8 @@ def _figures(
 ) -> dict[str, Estimate]:
     """The mean of each figure, with a 95 % interval by clusters of tasks.
 
-    The interval depends on the range of the figure: a rate's from 0 to 1, an amount's if it is never
-    negative, and otherwise a t interval.
+    The interval depends on the range of the figure: a rate's from 0 to 1, an amount's if it is
+    never negative, and otherwise a t interval.
     """
     figures = {}
     for name, values in _figure_means(episodes).items():
@@ -462,14 +463,14 @@ def success_by_aspect(episodes: Sequence[EpisodeRow]) -> dict[str, list[AspectRo
     return by_aspect
 
 
-# ---------------------------------------------------------------------------------------- differences
+# -------------------------------------------------------------------------------------- differences
 
 
 def differences(episodes: Sequence[EpisodeRow]) -> list[Difference]:
     """Paired differences, task by task, between any two players at the same level.
 
     There is one in success, if the env reports it, one in the return, and one in each figure of the
-    env. Players are not compared if there is no task that both finished.
+    env. Players are compared only if both finished at least one common task.
     """
     complete = [episode for episode in with_all_figures(episodes) if not episode.is_aborted]
     clusters = task_clusters(complete)

@@ -1,4 +1,4 @@
-"""Calibration: whether events come true as often as their forecasts say, with intervals by clusters.
+"""Calibration: whether events come true as often as their forecasts say.
 
 A forecast of an event is one probability; a forecast of a choice has one for each option. This file
 makes forecasts from episodes, scores them, and fits a temperature to labelled decisions. Shapes: C
@@ -55,8 +55,8 @@ class Forecast:
     hit: bool
     """Whether the event happened, or the likeliest option was right."""
     brier: float
-    """The squared distance of the probabilities from the outcome (Brier 1950, Monthly Weather Review
-    78:1): 0 to 1 for an event, 0 to 2 for a choice.
+    """The squared distance of the probabilities from the outcome (Brier 1950, Monthly Weather
+    Review 78:1): 0 to 1 for an event, 0 to 2 for a choice.
     """
     log_score: float
     """The negative log-probability of the outcome, in nats."""
@@ -300,7 +300,7 @@ def _bin(confidence: float) -> int:
 
 
 def calibration_error(clusters: ForecastClusters) -> tuple[float, float, float]:
-    """(expected calibration error, low, high), the latter two of its 95 % interval.
+    """(expected calibration error, low end, high end of its 95 % interval).
 
     The error is the mean distance, over BINS bins, between the mean probability of a bin and the
     share of its forecasts that came true. Bins are weighted by their forecasts (Naeini et al. 2015,
@@ -387,7 +387,8 @@ def calibration_rows(
 
 
 LabelledShares = tuple[Sequence[float], Sequence[int]]
-"""A decision: the probability of each option at temperature 1 (K), and the right options' indices."""
+"""A decision: the probability of each option at temperature 1 (K), and the right options' indices.
+"""
 
 
 def log_scores(rows: Sequence[LabelledShares], temperature: float) -> list[float]:

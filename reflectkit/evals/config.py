@@ -28,8 +28,16 @@ from reflectkit.sampling.base import Truncation
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.sampling.engine import PlayerEngineConfig
 
-PLAYING = ("policy", "task_file", "level", "problems", "score_oracle", "predict_success", "dry_run")
-"""Settings that say what is played, which --from takes the place of."""
+PLAY_SETTINGS = (
+    "policy",
+    "task_file",
+    "level",
+    "problems",
+    "score_oracle",
+    "predict_success",
+    "dry_run",
+)
+"""Settings about what is played. With --from nothing is played, so it excludes them."""
 
 
 class EvaluateConfig(Config):
@@ -38,12 +46,13 @@ class EvaluateConfig(Config):
     env: EnvConfig
     policy: tuple[str, ...] = option(
         (),
-        help="NAME=MODEL or NAME=MODEL+REFLECTOR (each a checkpoint, a run of sft or rlft, or a hub id; +oracle: the"
-        " env's teacher comments; +nothing: empty comments; +openai:MODEL, +azure:… or +local:…: a chat model's),"
-        " oracle, random, a baseline of the env, or, with or without NAME=, a chat model"
-        " (openai:MODEL, azure:DEPLOYMENT, local:MODEL) or two of them as ACTOR+REFLECTOR, or a decision model"
-        " (decisions:MODEL in OpenAI's form, systemone:MODEL); METHOD:MODEL plays a"
-        " published method of the env with any model, e.g. memagent:openai:MODEL (repeat the flag).",
+        help="NAME=MODEL or NAME=MODEL+REFLECTOR (each a checkpoint, a run of sft or rlft, or a hub"
+        " id; +oracle: the env's teacher comments; +nothing: empty comments; +openai:MODEL,"
+        " +azure:… or +local:…: a chat model's), oracle, random, a baseline of the env, or, with or"
+        " without NAME=, a chat model (openai:MODEL, azure:DEPLOYMENT, local:MODEL) or two of them"
+        " as ACTOR+REFLECTOR, or a decision model (decisions:MODEL in OpenAI's form,"
+        " systemone:MODEL); METHOD:MODEL plays a published method of the env with any model, e.g."
+        " memagent:openai:MODEL (repeat the flag).",
         essential=True,
     )
     task_file: Path | None = option(
@@ -57,8 +66,8 @@ class EvaluateConfig(Config):
     )
     problems: int = option(
         0,
-        help="Play only this many problems of a level, drawn by --seed as evenly as may be from its clusters; 0: all,"
-        " or 100 where each seed is a problem.",
+        help="Play only this many problems of a level, drawn by --seed as evenly as may be from its"
+        " clusters; 0: all, or 100 where each seed is a problem.",
         ge=0,
         essential=True,
     )
@@ -71,8 +80,8 @@ class EvaluateConfig(Config):
     episodes: tuple[Path, ...] = option(
         (),
         name="from_",
-        help="Play nothing, but recompute the tables from these evaluation runs or episodes.jsonl files (repeat the"
-        " flag; several are pooled like seeds).",
+        help="Play nothing, but recompute the tables from these evaluation runs or episodes.jsonl"
+        " files (repeat the flag; several are pooled like seeds).",
         essential=True,
     )
     temperature: float = option(
@@ -83,8 +92,8 @@ class EvaluateConfig(Config):
     )
     top_p: float = option(
         1.0,
-        help="Draw only from the likeliest choices, or tokens of a text, that together have this probability; for"
-        " checkpoints.",
+        help="Draw only from the likeliest choices, or tokens of a text, that together have this"
+        " probability; for checkpoints.",
         gt=0,
         le=1,
     )
@@ -102,13 +111,15 @@ class EvaluateConfig(Config):
     )
     score_oracle: bool = option(
         False,
-        help="Also compare each choice with the oracle's: agreement; choice_nll, the mean negative log-probability"
-        " of the oracle's choice in nats; choice_brier, the Brier score of the probabilities; and their calibration.",
+        help="Also compare each choice with the oracle's: agreement; choice_nll, the mean negative"
+        " log-probability of the oracle's choice in nats; choice_brier, the Brier score of the"
+        " probabilities; and their calibration.",
     )
     predict_success: bool = option(
         False,
-        help="Also predict at the start of each episode whether it will succeed, by a question to the player and by its"
-        " checkpoint's critic, and report how well these predictions are calibrated.",
+        help="Also predict at the start of each episode whether it will succeed, by a question to"
+        " the player and by its checkpoint's critic, and report how well these predictions are"
+        " calibrated.",
     )
     device: str = option("auto", help="auto, cpu, cuda, …")
     history_tokens: int = option(HISTORY_TOKENS, help=HISTORY_HELP, ge=0)
@@ -126,20 +137,20 @@ class EvaluateConfig(Config):
 
     @cached_property
     def held_out(self) -> Problems:
-        """The problems to play."""
-        return Problems(self.setup, {"test": self.task_file} if self.task_file else {})
+        """The problems to play, from --task-file or the env."""
+        files = {"test": self.task_file} if self.task_file else {}
+        return Problems(self.setup, files)
 
     @cached_property
     def players(self) -> tuple[Player, ...]:
-        """Who plays, as --policy says. Raises ConfigError."""
+        """The players of --policy. Raises ConfigError."""
         kind = self.env.kind
-        return tuple(
-            parse_policy(text, tuple(kind.baselines), kind.methods) for text in self.policy
-        )
+        baselines = tuple(kind.baselines)
+        return tuple(parse_policy(text, baselines, kind.methods) for text in self.policy)
 
     @property
     def players_setup(self) -> PlayersSetup:
-        """What the players are made with."""
+        """The settings from which `Players` builds the agents."""
         setup = self.setup
         return PlayersSetup(
             self,
@@ -168,7 +179,7 @@ class EvaluateConfig(Config):
 
         # 1. Tables of saved episodes
         if self.episodes:
-            for name in non_default(self, *PLAYING):
+            for name in non_default(self, *PLAY_SETTINGS):
                 yield True, f"--from plays nothing: leave out {flag(name)}"
             for path in self.episodes:
                 yield self.episodes.count(path) > 1, f"--from {path} is given twice"
@@ -190,10 +201,10 @@ class EvaluateConfig(Config):
         # 3. Sampling
         chat_names = " ".join(player.name for player in self.players if player.is_asked)
         for name in non_default(self, "top_p", "top_k", "min_p"):
-            greedy = f"{flag(name)} is for sampling; add --temperature 1, or leave it out"
-            yield not self.temperature, greedy
-            chat = f"{flag(name)} is for checkpoints, not --policy {chat_names}"
-            yield chat_names, f"{chat}; leave one of them out"
+            for_sampling = f"{flag(name)} is for sampling; add --temperature 1, or leave it out"
+            yield not self.temperature, for_sampling
+            for_checkpoints = f"{flag(name)} is for checkpoints, not --policy {chat_names}"
+            yield chat_names, f"{for_checkpoints}; leave one of them out"
 
         # 4. Levels and chat models
         for level in self.level:

@@ -1,4 +1,4 @@
-"""Play, the third of evaluate's four steps: episodes of each player and level, saved as they end."""
+"""Play, the third of evaluate's four steps: play the episodes of each player, and save them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from reflectkit.text import pluralize
 from reflectkit.types import Decision, Trajectory
 
 LINE_FIELDS = {"task": str, "seed": int, "status": str, "return": int | float, "turns": list}
-"""What an intact line has."""
+"""The fields that an intact line has, with their types."""
 EpisodeKey = tuple[str, int]
-"""The id of the task and the seed of the episode."""
+"""The id of an episode's task, and the episode's seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class SavedEpisode:
 
     row: EpisodeRow
     offset: int
-    """Where it begins in its file, in bytes."""
+    """The place of the line in its file, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ class PlayedLevel:
     player: Player
     level: str
     path: Path
-    """The file with their lines, in the order in which they ended."""
+    """The file with the lines of the episodes, in the order in which they ended."""
     episodes: Sequence[SavedEpisode]
-    """In the order of the problems."""
+    """The episodes in the order of the problems."""
 
     @property
     def rows(self) -> list[EpisodeRow]:
-        """What the tables need of them."""
+        """The rows of the episodes."""
         return [episode.row for episode in self.episodes]
 
 
@@ -77,16 +77,17 @@ def play(
     folder: Path,
     progress: Progress,
 ) -> list[PlayedLevel]:
-    """Episodes of all players at all levels. folder: for the files of their lines; what an earlier process saved there
-    is not played again.
+    """Play all players at all levels.
 
-    Raises BudgetSpentError if the budget runs out.
+    players: builds their agents. folder: for the files with the lines of the episodes. An episode
+    that an earlier process saved there is not played again. Raises BudgetSpentError if the budget
+    runs out.
     """
-    parts = []
+    played_levels = []
     for number, player in enumerate(run.players):
         for level in run.tasks:
             path = folder / f"{number}-{level}.jsonl"
-            part = _play_level(
+            played = _play_level(
                 run,
                 players,
                 player,
@@ -94,9 +95,9 @@ def play(
                 path,
                 progress,
             )
-            _report_oddities(run.config, part, len(run.tasks[level]), progress)
-            parts.append(part)
-    return parts
+            _report_oddities(run.config, played, len(run.tasks[level]), progress)
+            played_levels.append(played)
+    return played_levels
 
 
 def _play_level(
@@ -107,15 +108,16 @@ def _play_level(
     path: Path,
     progress: Progress,
 ) -> PlayedLevel:
-    """An episode of each problem and repeat, added to `path` as they end."""
+    """Play an episode of each problem and repeat. Each is added to the file `path` when it ends."""
     config = run.config
     setup = run.config.setup
     episodes = []
     for task in run.tasks[level]:
         for repeat in range(config.eval_reps):
-            episodes.append(Episode(task, derive(config.run.seed, "evaluate", task.id, repeat)))
+            seed = derive(config.run.seed, "evaluate", task.id, repeat)
+            episodes.append(Episode(task, seed))
 
-    # 1. Those that an earlier process saved
+    # 1. Episodes that an earlier process saved are not played again
     saved = _saved_episodes(path, progress)
     remaining = [episode for episode in episodes if (episode.task.id, episode.seed) not in saved]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,19 +126,25 @@ def _play_level(
         progress.bar(title, len(episodes), len(episodes) - len(remaining)) as bar,
         path.open("ab") as file,
     ):
-        # 2. The player, and what is measured next to its play
         if remaining:
+            # 2. The agent, which may also predict its success
             agent = players.agent(player)
             critic = None
-            if (
-                config.predict_success
-                and (player.checkpoint or player.decides)
-                and not player.method
-            ):
+            has_probabilities = bool(player.checkpoint or player.decides)
+            if config.predict_success and has_probabilities and not player.method:
                 critic = _critic_of(player, agent)
                 agent = Foreteller(agent)
+
+            # 3. The env, which may also say what its oracle would do
             make = setup.maker(level)
             make_env = (lambda: Advised(make())) if config.score_oracle else make
+
+            # 4. With a budget, few episodes at once, so that it pays for whole ones
+            width = config.rollout.width
+            if player.is_asked and config.chat.max_cost_usd is not None:
+                width = min(width, config.chat.concurrency)
+
+            # 5. The episodes
             recorder = _Recorder(
                 config,
                 player,
@@ -147,13 +155,6 @@ def _play_level(
                 bar,
                 ToolErrors(progress.news),
             )
-
-            # 3. The others
-            width = config.rollout.width
-            if (
-                player.is_asked and config.chat.max_cost_usd is not None
-            ):  # so that the budget pays for whole episodes
-                width = min(width, config.chat.concurrency)
             rollout(
                 remaining,
                 make_env,
@@ -163,20 +164,21 @@ def _play_level(
                 keep=False,
             )
             players.stop_if_spent(player)
-    return PlayedLevel(
-        player, level, path, [saved[episode.task.id, episode.seed] for episode in episodes]
-    )
+    in_order = [saved[episode.task.id, episode.seed] for episode in episodes]
+    return PlayedLevel(player, level, path, in_order)
 
 
 @dataclass(frozen=True)
 class _Recorder:
-    """Writes the line of each episode as it ends."""
+    """Writes the line of each episode when it ends."""
 
     config: EvaluateConfig
     player: Player
     level: str
     critic: Callable[[Sequence[int]], float] | None
+    """The critic's value of a prompt's token ids; None without a critic."""
     saved: dict[EpisodeKey, SavedEpisode]
+    """All episodes that are on disk; new ones are added."""
     file: BinaryIO
     bar: Bar
     tool_errors: ToolErrors
@@ -193,6 +195,7 @@ class _Recorder:
 
     def _line(self, trajectory: Trajectory) -> dict[str, Any]:
         """The episode as a line of episodes.jsonl."""
+        # 1. What happened, and what its task is
         setup = self.config.setup
         task = trajectory.task
         line = episode_to_json(self.player.name, trajectory, cluster=cluster_of(setup.env, task))
@@ -200,31 +203,37 @@ class _Recorder:
         aspects = dict(setup.kind.taskset.aspects(task))
         if aspects:
             line["aspects"] = aspects
+
+        # 2. How it compares with the oracle
         if self.config.score_oracle:
             has_probabilities = self.player.checkpoint is not None or self.player.decides
             scores = oracle_scores(trajectory, has_probabilities=has_probabilities)
             line["figures"] = {**line.get("figures", {}), **scores}
+
+        # 3. What was predicted
         if self.critic is not None and trajectory.turns:
             line[FIRST_VALUE] = self.critic(trajectory.turns[0].decision.prompt_ids)
         forecasts = _forecasts(trajectory)
         if forecasts:
-            line["forecasts"] = {
-                kind: [forecast.numbers for forecast in group] for kind, group in forecasts.items()
-            }
+            numbers_of = {}
+            for kind, group in forecasts.items():
+                numbers_of[kind] = [forecast.numbers for forecast in group]
+            line["forecasts"] = numbers_of
         return line
 
 
 def _saved_episodes(path: Path, progress: Progress) -> dict[EpisodeKey, SavedEpisode]:
-    """The intact lines that a killed run left. Damaged ones and those of aborted episodes are removed from the file:
-    both are played again.
+    """The episodes in the file of an earlier process, if there is one.
+
+    Damaged lines, and lines of aborted episodes, are removed from the file: those episodes are
+    played again.
     """
     saved: dict[EpisodeKey, SavedEpisode] = {}
     if not path.is_file():
         return saved
     damaged = 0
-    with replacing(
-        path
-    ) as file:  # even if only the last newline is missing, since more lines follow
+    # The file is always written anew: its last line may lack a newline, and more lines will follow
+    with replacing(path) as file:
         for line in salvaged(path, LINE_FIELDS):
             if line is None:
                 damaged += 1
@@ -240,24 +249,24 @@ def _saved_episodes(path: Path, progress: Progress) -> dict[EpisodeKey, SavedEpi
 
 def _report_oddities(
     config: EvaluateConfig,
-    part: PlayedLevel,
+    played: PlayedLevel,
     task_count: int,
     progress: Progress,
 ) -> None:
-    """Report what makes the figures of these episodes mislead. task_count: the number of problems."""
+    """Report why the figures of these episodes may mislead. task_count: the number of problems."""
     setup = config.setup
-    player = part.player
-    rows = part.rows
-    title = f"{player.name} ({part.level})"
+    player = played.player
+    rows = played.rows
+    title = f"{player.name} ({played.level})"
 
-    # 1. Repeats that tell nothing new
+    # 1. Repeats of a problem that all went the same way
     is_greedy = not config.temperature and not player.is_asked and player.name != "random"
     if is_greedy and len({row.outcome for row in rows}) == task_count < len(rows):
         progress.news(
             f"{title}: the episodes of a problem all went alike, so more of them tell nothing new"
         )
 
-    # 2. Answers that reached the limit of their length
+    # 2. Answers that were cut off at the maximum length
     counts = TurnCounts.total(row.counts for row in rows)
     if player.checkpoint is not None and counts.cut:
         from reflectkit.agents.two_player import cut_report
@@ -268,15 +277,15 @@ def _report_oddities(
         if report:
             progress.news(f"{title}: {report}")
 
-    # 3. A limit of steps that no episode stayed below
-    horizon = setup.horizon_at(part.level)
-    is_default = not config.rollout.horizon and part.level in setup.kind.horizons
+    # 3. A limit of steps that every episode reached
+    horizon = setup.horizon_at(played.level)
+    is_default = not config.rollout.horizon and played.level in setup.kind.horizons
     if not is_default and not any(row.success or row.counts.turns < horizon for row in rows):
         progress.news(
             f"{title}: no episode ended within {pluralize(horizon, 'step')}, the limit; see --horizon"
         )
 
-    # 4. Episodes that did not end by themselves
+    # 4. Episodes that the env did not end
     aborted = [row.reason for row in rows if row.is_aborted]
     truncated = [row.reason for row in rows if row.status == "truncated" and row.reason]
     for how, reasons in (("aborted", aborted), ("ended early", truncated)):
@@ -287,12 +296,17 @@ def _report_oddities(
 
 
 def oracle_scores(trajectory: Trajectory, *, has_probabilities: bool = True) -> dict[str, float]:
-    """Figures of an episode played in an `Advised` env, means over its turns; several best actions count as one.
+    """Means over the turns of an episode in an `Advised` env. Several best actions count as one.
 
-    agreement: share of turns with a best action. With the player's probabilities also choice_nll: negative
-    log-probability of the best actions, in nats; choice_brier: the Brier score. See `Forecast`. An episode that ended
-    before its first turn, since the prompt was too long, has those of an even guess that was wrong.
+    - agreement: the share of turns with a best action.
+    - choice_nll, with the player's probabilities: the negative log-probability of the best actions,
+      in nats.
+    - choice_brier, with the player's probabilities: the Brier score, see `Forecast`.
+
+    An episode may end before its first turn, because the prompt is too long. It has the scores of
+    equal probabilities and a wrong action.
     """
+    # 1. An episode without turns
     turns = [turn for turn in trajectory.turns if best_choices(turn.info)]
     if not turns:
         count = len(trajectory.final.choices) if trajectory.final else 0
@@ -302,7 +316,10 @@ def oracle_scores(trajectory: Trajectory, *, has_probabilities: bool = True) -> 
         if has_probabilities:
             scores |= {"choice_nll": math.log(count), "choice_brier": 1 - 1 / count}
         return scores
-    scores = {"agreement": fmean(turn.decision.action in best_choices(turn.info) for turn in turns)}
+
+    # 2. Means over the turns
+    agreements = [turn.decision.action in best_choices(turn.info) for turn in turns]
+    scores = {"agreement": fmean(agreements)}
     forecasts = action_forecasts(trajectory)
     if len(forecasts) == len(turns):
         scores["choice_nll"] = fmean(forecast.log_score for forecast in forecasts)
@@ -311,7 +328,7 @@ def oracle_scores(trajectory: Trajectory, *, has_probabilities: bool = True) -> 
 
 
 def _forecasts(trajectory: Trajectory) -> dict[str, list[Forecast]]:
-    """The forecasts of an episode, by what is foretold."""
+    """The forecasts of an episode, by kind."""
     forecasts = {ACTION: action_forecasts(trajectory), **answer_forecasts(trajectory)}
     first = trajectory.turns[0].decision if trajectory.turns else Decision(0)
     shares = first.answers.get(SUCCEEDS.name)
@@ -321,7 +338,10 @@ def _forecasts(trajectory: Trajectory) -> dict[str, list[Forecast]]:
 
 
 def _critic_of(player: Player, agent: Agent) -> Callable[[Sequence[int]], float] | None:
-    """The value of a prompt by the critic in the checkpoint of `player`, if that has one and plays in this process."""
+    """The critic in the checkpoint of `player`: a function from a prompt's token ids to its value.
+
+    None if the checkpoint has no critic, or its model is not in this process.
+    """
     model = getattr(getattr(agent, "policy", None), "player", None)
     if player.checkpoint is None or model is None:
         return None

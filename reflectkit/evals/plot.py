@@ -1,4 +1,4 @@
-"""Learning curves and bars as pictures, from the metrics.jsonl of runs and from evaluations."""
+"""Pictures of learning curves, bars and reliability, from metrics.jsonl and evaluations."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from reflectkit.runs.run import read_record
 from reflectkit.types import LARGEST, NAMED
 
 SUMMED = {"tokens": ("tokens",), "seconds": ("rollout_seconds", "update_seconds")}
-"""The figures of metrics.jsonl that are per update, and are summed along this axis."""
-VALIDATION = "validation_"  # what the names of the figures of validation begin with
+"""For an axis that adds up over updates, the figures of metrics.jsonl whose sums it shows."""
+VALIDATION = "validation_"
+"""The prefix in the names of validation's figures."""
 Rows = dict[int, tuple[Path, int, dict[str, Any]]]
-"""Rows of metrics.jsonl by step, each with its file and line."""
+"""By step: (the metrics.jsonl, the number of the line, the row in it)."""
 Curve = tuple[Sequence[float], Sequence[float]]
-"""Positions on the axis, and the values there."""
+"""Places on the axis, and the values there."""
 Numbers = tuple[float, float, float]
 """The mean of a figure, and the ends of its interval."""
 ReliabilityBins = Sequence[Mapping[str, float]]
-"""Each {confidence, hits, low, high, forecasts}, as eval.json has them."""
+"""Bins as eval.json has them, each {confidence, hits, low, high, forecasts}."""
 
 
 def read_curves(
@@ -33,21 +34,22 @@ def read_curves(
     against: str = "episodes",
     window: int = 1,
 ) -> list[Curve]:
-    """The smoothed curve of the figure of each run; chained runs give each update once.
+    """The smoothed curve of a figure, for each run. A run continues the curve of the one it
+    resumed.
 
-    paths: the runs' metrics.jsonl. against: the axis: episodes, step, tokens or seconds. window: of the moving average,
-    in updates.
+    paths: the runs' metrics.jsonl. against: the axis: episodes, step, tokens or seconds. window:
+    the length of the moving average, in updates.
 
-    A figure that the env reported in one of the runs is 0 at that level, in all runs of the same env, where no episode
-    came far enough to report it. Validation is always at one level. The curve of a run that does not have the figure is
-    empty if another one has it. Raises DataError.
+    An env may report a figure only in episodes that come far enough. If a run has it at a level, it
+    is 0 in updates without it, in all runs of the same env at that level. Validation counts as one
+    level. The curve of a run without the figure is empty if another run has it. Raises DataError.
     """
     # 1. The rows of each run
     runs = [_rows_of(path) for path in paths]
     prefix = VALIDATION if figure.startswith(VALIDATION) else ""
     name = figure.removeprefix(prefix)
 
-    # 2. 0 where no episode came far enough to report the figure, though some of the same env and level did
+    # 2. The rows with episodes, by env and level
     comparable: dict[Any, list[dict[str, Any]]] = {}
     for path, rows in zip(paths, runs, strict=True):
         env = _settings(path).get("env", path)
@@ -55,12 +57,15 @@ def read_curves(
             if f"{prefix}return" in row:
                 level = None if prefix else str(row.get("level"))
                 comparable.setdefault((env, level), []).append(row)
+
+    # 3. A figure that one of them has is 0 in the others
     for group in comparable.values():
-        if any(name in (row.get(f"{prefix}{NAMED}") or ()) for row in group):
+        reported_names = [row.get(f"{prefix}{NAMED}") or () for row in group]
+        if any(name in names for names in reported_names):
             for row in group:
                 row.setdefault(figure, 0.0)
 
-    # 3. The curves; a run without the figure has none, unless that is a mistake in its name
+    # 4. The curves. If no run has the figure, its name is wrong, and `_curve` raises
     has_figure = [any(figure in row for _, _, row in rows.values()) for rows in runs]
     curves: list[Curve] = []
     for path, rows, has in zip(paths, runs, has_figure, strict=True):
@@ -77,35 +82,37 @@ def _settings(path: Path) -> dict[str, Any]:
     return dict(read_record(path.parent).get("settings", {}))
 
 
-def chained(path: Path) -> list[Path]:
-    """The metrics of `path` and of the runs that it resumed from, the first one first. Raises DataError if they form a
-    cycle.
+def run_chain(path: Path) -> list[Path]:
+    """The metrics.jsonl `path` and those of the runs that it resumed from, the earliest first.
+
+    Raises DataError if the runs form a cycle.
     """
     chain = [path]
     while True:
         checkpoint = _settings(chain[0]).get("resume_from")
         if not checkpoint:
             return chain
-        # It is relative to where the run was started, above the run
+        # Its path is relative to the folder where the run was started, a parent of the run's folder
         bases = (*chain[0].absolute().parents, Path())
         candidates = (base / Path(checkpoint).parent / "metrics.jsonl" for base in bases)
-        before = next((candidate for candidate in candidates if candidate.is_file()), None)
-        if before is None:
+        earlier = next((candidate for candidate in candidates if candidate.is_file()), None)
+        if earlier is None:
             return chain
-        if before in chain:
+        if earlier in chain:
             fix = "one of their config.json files is wrong"
-            raise DataError(path, f"resumed from {before}, and that one from it; {fix}")
-        chain.insert(0, before)
+            raise DataError(path, f"resumed from {earlier}, and that one from it; {fix}")
+        chain.insert(0, earlier)
 
 
 def _rows_of(path: Path) -> Rows:
     """The updates of `path` and of the runs that it resumed from. Raises DataError."""
     rows: Rows = {}
-    for part in chained(path):
+    for part in run_chain(path):
         part_rows: Rows = {}
         for line, row in read_jsonl(part):
             step = int(number_in(part, line, row, "step"))
             part_rows[step] = part, line, dict(row)
+        # Updates that the earlier run made after its checkpoint were made again
         first = min(part_rows)
         rows = {step: entry for step, entry in rows.items() if step < first} | part_rows
     return rows
@@ -117,14 +124,15 @@ def _curve(
     figure: str,
     against: str,
 ) -> tuple[list[float], list[float]]:
-    # Not every update is validated or has rows to learn
+    """(places on the axis `against`, values of the figure there) of a run. Raises DataError."""
+    # Some updates lack a figure: not all are validated, and some have no rows to learn from
     is_in_some = any(figure in row for _, _, row in rows.values())
     places: list[float] = []
     values: list[float] = []
     total = 0.0
     for _, (part, line, row) in sorted(rows.items()):
-        parts_of_axis = SUMMED.get(against, ())
-        total += sum(number_in(part, line, row, name) for name in parts_of_axis)
+        summands = [number_in(part, line, row, name) for name in SUMMED.get(against, ())]
+        total += sum(summands)
         if figure not in row and is_in_some:
             continue
         values.append(float(number_in(part, line, row, figure)))
@@ -139,7 +147,9 @@ def number_in(
     row: Mapping[str, Any],
     name: str,
 ) -> Any:
-    """A figure of a row. Raises DataError if it is not a number."""
+    """The figure `name` of a row. path, line: where the row is. Raises DataError if it is no
+    number.
+    """
     value: Any = row.get(name)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not abs(value) <= LARGEST:
@@ -150,7 +160,7 @@ def number_in(
 
 
 def smooth(values: list[float], window: int) -> list[float]:
-    """Trailing mean over up to `window` values; the first ones average what there is. Same length as `values`."""
+    """For each of the `values`, the mean of it and up to `window` - 1 values before it."""
     means = []
     for end in range(1, len(values) + 1):
         start = max(0, end - window)
@@ -159,13 +169,17 @@ def smooth(values: list[float], window: int) -> list[float]:
 
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Of Okabe and Ito, which the colour-blind can tell from each other."""
+"""The colours of Okabe and Ito, which colour-blind people can tell from each other."""
 STYLES = ("-", "--", "-.", ":")
-LONGEST_NAME = 200  # characters
-BANDS = 3  # above that many curves with ranges, their bands hide each other
+"""Line styles, for more curves than there are colours."""
+LONGEST_NAME = 200
+"""The maximum length of a label, in characters."""
+MOST_BANDS = 3
+"""The bands of more curves than this would hide each other."""
 RIGHT_OF_PANEL: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
-"""Where a legend is."""
-SHARES = ("success_rate", "accuracy", "tool_success", "content", "success")  # from 0 to 1
+"""The place of a legend."""
+SHARES = ("success_rate", "accuracy", "tool_success", "content", "success")
+"""Figures whose axis is from 0 to 1."""
 
 
 def draw_curves(
@@ -174,8 +188,13 @@ def draw_curves(
     window: int,
     out: Path,
 ) -> None:
-    """One panel per figure: the median of each name's curves (x, y), with their range if there are several; with more
-    than BANDS names, each curve as a thin line instead. window: of the moving average that the curves are of.
+    """Draw one panel for each figure, with the median of each name's curves.
+
+    A name with several curves, one per seed, also has a band from the lowest to the highest. If
+    there would be more than MOST_BANDS bands, each curve is a thin line instead.
+
+    panels: figure → name → curves. against: the axis. window: the length of the curves' moving
+    average, in updates. out: the file, .png or .svg.
     """
     pyplot = pyplot_for_files()
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
@@ -183,20 +202,21 @@ def draw_curves(
     picture, axes = pyplot.subplots(len(panels), 1, figsize=size, dpi=150, squeeze=False)
     for panel, (figure, curves) in zip(axes[:, 0], panels.items(), strict=True):
         # 1. The curves of each name
-        range_count = sum(len(seeds) > 1 for seeds in curves.values())
-        has_bands = range_count <= BANDS
+        band_count = sum(len(seeds) > 1 for seeds in curves.values())
+        has_bands = band_count <= MOST_BANDS
         for name, seeds in curves.items():
             _draw_curve(panel, name, names.index(name), seeds, has_band=has_bands)
 
-        # 2. What they are
+        # 2. Labels, title and legend
         label = figure.replace("_", " ")
         panel.set(xlabel=against, ylabel=label)
         most_values = max(len(values) for seeds in curves.values() for _, values in seeds)
         updates = min(window, most_values)
         mean = f", mean of {updates} updates" if updates > 1 else ""
         spread = ""
-        if range_count:
-            spread = f", median and {'range of seeds' if has_bands else 'each seed'}"
+        if band_count:
+            shown = "range of seeds" if has_bands else "each seed"
+            spread = f", median and {shown}"
         panel.set_title(f"{label}{mean}{spread}")
         if figure.removeprefix("validation_") in SHARES:
             panel.set_ylim(-0.02, 1.02)
@@ -213,19 +233,24 @@ def _draw_curve(
     *,
     has_band: bool,
 ) -> None:
-    """The median of a name's curves, and their range or each of them. index: of the colour and the style."""
+    """Draw the median of a name's curves, and a band or each of them.
+
+    index: the number of the name, which determines colour and line style.
+    """
     import numpy as np
 
-    # 1. The values of all seeds at the same places, which are those that all have if there are any
+    # 1. The N places of any curve that lie within all S curves, or all places if none does
     places = np.unique(np.concatenate([seed_places for seed_places, _ in seeds]))
     first = max(seed_places[0] for seed_places, _ in seeds)
     last = min(seed_places[-1] for seed_places, _ in seeds)
     in_all = (places >= first) & (places <= last)
     if in_all.any():
         places = places[in_all]
+
+    # 2. The values of each curve at these places
     values_SN = np.array([np.interp(places, *seed) for seed in seeds])
 
-    # 2. Their lines
+    # 3. The lines
     line = {
         "color": COLOURS[index % len(COLOURS)],
         "linestyle": STYLES[index // len(COLOURS) % len(STYLES)],
@@ -252,8 +277,11 @@ def draw_bars(
     bars: Mapping[str, Mapping[str, Numbers]],
     out: Path,
 ) -> None:
-    """Groups of bars with intervals: player → level → (mean, low, high)."""
-    # 1. The picture, wide enough for all bars
+    """Draw a group of bars for each level, one bar with its interval for each player.
+
+    bars: player → level → (mean, low, high). out: the file, .png or .svg.
+    """
+    # 1. A picture wide enough for all bars
     pyplot = pyplot_for_files()
     levels = list(dict.fromkeys(level for by_level in bars.values() for level in by_level))
     size = (max(7, 0.45 * len(bars) * len(levels) + 3), 4)
@@ -274,7 +302,8 @@ def draw_bars(
                 mean, low, high = by_level[level]
                 places.append(place - 0.4 + width * (index + 0.5))
                 means.append(mean)
-                lower.append(max(0.0, mean - low))  # rounding may put an end on the wrong side
+                # Rounding may put an end on the wrong side
+                lower.append(max(0.0, mean - low))
                 upper.append(max(0.0, high - mean))
         panel.bar(
             places,
@@ -286,10 +315,11 @@ def draw_bars(
             label=label_text(name),
         )
 
-    # 3. What they are
+    # 3. Labels, title and legend
     panel.set_xticks(range(len(levels)), list(map(label_text, levels)))
-    title = f"{figure.replace('_', ' ')} by level{', 95 % intervals' if has_intervals else ''}"
-    panel.set(ylabel=figure.replace("_", " "), title=title)
+    label = figure.replace("_", " ")
+    intervals = ", 95 % intervals" if has_intervals else ""
+    panel.set(ylabel=label, title=f"{label} by level{intervals}")
     if figure in SHARES:
         panel.set_ylim(0, 1.02)
     panel.grid(alpha=0.3, axis="y")
@@ -299,10 +329,13 @@ def draw_bars(
 
 
 def draw_reliability(panels: Mapping[str, Mapping[str, ReliabilityBins]], out: Path) -> None:
-    """One panel for each thing that is foretold: how often it came true against how likely it was called, by player,
-    with 95 % intervals; a larger dot has more forecasts. On the diagonal, probabilities mean what they say.
+    """Draw one panel for each kind of forecasts: how often they came true, against their
+    probability.
 
-    panels: what is foretold → player → bins.
+    Each player has a dot with a 95 % interval for each bin; a larger dot has more forecasts. On the
+    diagonal, events come true exactly as often as forecast.
+
+    panels: kind of forecasts → player → bins. out: the file, .png or .svg.
     """
     pyplot = pyplot_for_files()
     names = list(dict.fromkeys(name for players in panels.values() for name in players))
@@ -319,7 +352,7 @@ def draw_reliability(panels: Mapping[str, Mapping[str, ReliabilityBins]], out: P
                 [max(0.0, row["hits"] - row["low"]) for row in bins],
                 [max(0.0, row["high"] - row["hits"]) for row in bins],
             ]
-            total = sum(row["forecasts"] for row in bins)  # of which a dot's size is a share
+            total = sum(row["forecasts"] for row in bins)
             sizes = [12 + 160 * row["forecasts"] / total for row in bins]
             panel.errorbar(
                 places,
@@ -339,7 +372,7 @@ def draw_reliability(panels: Mapping[str, Mapping[str, ReliabilityBins]], out: P
                 label=label_text(name),
             )
 
-        # 2. What they are
+        # 2. Axes and title
         panel.set(
             xlim=(-0.03, 1.03),
             ylim=(-0.03, 1.03),
@@ -350,7 +383,7 @@ def draw_reliability(panels: Mapping[str, Mapping[str, ReliabilityBins]], out: P
         panel.set_aspect("equal")
         panel.grid(alpha=0.3)
 
-    # One legend, whose dots are all of the same size
+    # 3. One legend, whose dots all have the same size
     legend = axes[0, -1].legend(frameon=False, fontsize=8, **RIGHT_OF_PANEL)
     for handle in legend.legend_handles:
         handle.set_sizes([40])
@@ -358,7 +391,7 @@ def draw_reliability(panels: Mapping[str, Mapping[str, ReliabilityBins]], out: P
 
 
 def pyplot_for_files() -> Any:
-    """matplotlib for files: dollars are not math, and SVG ids are deterministic."""
+    """pyplot for files: a dollar sign begins no formula, and SVG ids are always the same."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -369,11 +402,11 @@ def pyplot_for_files() -> Any:
 
 
 def label_text(name: str) -> str:
-    """`name` on one line, the end of a long one cut off; matplotlib omits labels that start with an underscore from the
-    legend.
-    """
+    """`name` as a label: on one line, and cut off after LONGEST_NAME characters."""
     text = visible(one_line(name))
-    text = text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
+    if len(text) > LONGEST_NAME:
+        text = f"{text[: LONGEST_NAME - 1]}…"
+    # matplotlib leaves labels that start with an underscore out of the legend
     return f" {text}" if text.startswith("_") else text
 
 
@@ -382,7 +415,7 @@ def save_picture(
     panels: Sequence[Any],
     out: Path,
 ) -> None:
-    """Write a figure as `out`, .png or .svg, the same bytes for the same data."""
+    """Write `picture` to `out`, a .png or .svg file. The same data gives the same bytes."""
     for panel in panels:
         for side in ("top", "right"):
             panel.spines[side].set_visible(False)

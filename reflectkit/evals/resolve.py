@@ -1,5 +1,6 @@
-"""Resolve, the first of evaluate's four steps: what the settings leave open is decided once, in a frozen
-`EvaluationRun`.
+"""Resolve, the first of evaluate's four steps: the settings become a frozen `EvaluationRun`.
+
+It has the problems to play, the folders of all models and the files that the run reads.
 """
 
 from __future__ import annotations
@@ -23,47 +24,50 @@ from reflectkit.types import Task
 
 @dataclass(frozen=True)
 class EvaluationRun:
-    """A run of evaluate, in which nothing is left open."""
+    """A run of evaluate, with everything that its settings determine."""
 
     config: EvaluateConfig
     tasks: Mapping[str, Sequence[Task]]
     """The problems to play, by level."""
     players: tuple[Player, ...]
-    """Who plays, with the places of their models."""
+    """The players, with the folders of their models."""
     model_folders: tuple[Path, ...]
     """The folders of the models that play and comment."""
     inputs: tuple[Path, ...]
-    """The files and folders that it reads, these among them."""
+    """The files and folders that the run reads, with `model_folders`."""
     warnings: tuple[str, ...]
+    """Reasons why its figures may mislead."""
 
     @property
     def title(self) -> str:
-        """The title of its first table, see `title_of`."""
+        """The title of the first table, see `title_of`."""
         return title_of(self.config, self.tasks, self.model_folders)
 
     @property
     def episode_count(self) -> int:
-        """How many episodes are played."""
+        """The number of episodes that are played, over all players."""
         problems = sum(len(tasks) for tasks in self.tasks.values())
         return problems * len(self.players) * self.config.eval_reps
 
     @property
     def summary(self) -> str:
-        """How much is played."""
-        return f"{pluralize(self.episode_count, 'episode')} of {pluralize(len(self.players), 'player')}"
+        """The numbers of episodes and players, in words."""
+        episodes = pluralize(self.episode_count, "episode")
+        players = pluralize(len(self.players), "player")
+        return f"{episodes} of {players}"
 
 
 def resolve_tasks(config: EvaluateConfig, progress: Progress) -> dict[str, list[Task]]:
     """The problems to play, by level. Raises DataError."""
     problems = config.held_out
     env = config.env
-    names = tuple(dict.fromkeys(config.level)) or env.kind.levels[-1:]
+    levels = tuple(dict.fromkeys(config.level)) or env.kind.levels[-1:]
     by_level: dict[str, list[Task]] = {}
-    for level in problems.levels_with("test", names, progress):
+    for level in problems.levels_with("test", levels, progress):
         tasks = problems.tasks("test", level, seeds=config.problems)
         clusters = [cluster_of(env.name, task) for task in tasks]
-        places = draw_problems(clusters, config.problems, config.run.seed)
-        by_level[level] = [tasks[place] for place in places]
+        indices = draw_problems(clusters, config.problems, config.run.seed)
+        by_level[level] = [tasks[index] for index in indices]
     return by_level
 
 
@@ -74,28 +78,30 @@ def resolve(
 ) -> EvaluationRun:
     """The run that plays `tasks`, the problems by level.
 
-    Raises CheckpointError, ConfigError if a key is missing or a sampler cannot answer as a policy was trained, and
-    DataError.
+    Raises CheckpointError and DataError. Raises ConfigError if the key of a chat model is missing,
+    or a sampler cannot answer in the form in which a policy was trained.
     """
-    # 1. The players
+    # 1. Find the players' models, and check that they can be asked
     players = tuple(player.resolved(config.run.data_dir, progress) for player in config.players)
     for endpoint in config.endpoints:
-        key_of(endpoint)
+        key_of(endpoint)  # raises
     for player in players:
         if player.checkpoint is not None:
-            config.sampler.answer_of(player.checkpoint)
+            config.sampler.answer_of(player.checkpoint)  # raises
     folders = model_folders(
         model for player in players for model in (player.policy, player.reflector)
     )
 
-    # 2. What is read
+    # 2. List the inputs
     setup = config.setup
     test_file = config.held_out.file("test")
-    inputs = [*([] if test_file is None else [test_file]), *folders]
-    inputs += setup.input_files([task for level_tasks in tasks.values() for task in level_tasks])
+    all_tasks = [task for level_tasks in tasks.values() for task in level_tasks]
+    inputs = [] if test_file is None else [test_file]
+    inputs += folders
+    inputs += setup.input_files(all_tasks)
     inputs += config.sampler.input_files(setup.folder)
 
-    # 3. What makes its figures mislead
+    # 3. Warn if the figures may mislead
     warnings = playing_mismatches(config.env, players, folders)
     if not config.env.offers_choices:
         warnings += length_mismatches(config.max_new_tokens, folders)
@@ -116,16 +122,18 @@ def title_of(
     tasks: Mapping[str, Sequence[Task]],
     folders: Iterable[Path],
 ) -> str:
-    """The title of the table. It says whether the problems are held out from training, where that is certain. tasks:
-    the problems by level. folders: those of the models that play.
+    """The title of the first table. It says whether the problems were held out, if that is certain.
+
+    tasks: the problems by level. folders: of the models that play.
     """
+    # 1. What the models were trained on, as far as their runs say
     records = [read_record(folder.parent) for folder in folders]
     rl_inputs = [record.get("inputs", {}) for record in records if record.get("stage") == "rlft"]
     problems = config.held_out
     test_file = config.held_out.file("test")
     source = problems.source("test")
 
-    # 1. Problems of the env itself: RL may have drawn them from another file of rows, or from the same few
+    # 2. Problems of the env itself: RL may have read other data, or played these problems
     if test_file is None:
         code = config.setup.code_files
         data_files = [
@@ -141,26 +149,30 @@ def title_of(
             return f"Held-out problems of {source}"
         return f"Problems of {source}, none held out from training"
 
-    # 2. Those of a file: it is a split if the training problems are next to it
+    # 3. Problems of a file, which is part of a split if there are training problems next to it
     train_file = test_file.with_name("train.json")
     if not train_file.is_file():
         return f"Problems of {source}"
     train_digest = digest(train_file)
+
+    # 4. RL must have trained on the split, or on a file train_NAME.json that adds problems to it
     additions = {str(path) for path in train_file.parent.glob(f"{train_file.stem}_*.json")}
-    for inputs in rl_inputs:  # rlft trains on the split, or on a file that says what it adds to it
+    for inputs in rl_inputs:
         if not additions & inputs.keys() and train_digest not in inputs.values():
             return f"Problems of {source}; a player was trained without this split"
     for record in records:
         if record.get("inputs", {}).get(str(train_file), train_digest) != train_digest:
             return f"Problems of {source}; a player was trained without this split"
 
-    # 3. No problem may be in both parts
-    training: list[Task] = []
-    if read_json(train_file):  # a split may leave nothing to train on
-        training = [record.task for record in read_records(train_file, config.setup.env_name)]
+    # 5. No problem may be in both parts; the part for training may be empty
+    training_tasks: list[Task] = []
+    if read_json(train_file):
+        records_of_file = read_records(train_file, config.setup.env_name)
+        training_tasks = [record.task for record in records_of_file]
     for level, level_tasks in tasks.items():
-        at_level = [config.env.kind.taskset.at_level(task, level) for task in training]
+        at_level = [config.env.kind.taskset.at_level(task, level) for task in training_tasks]
         training_ids = {task.id for task in at_level if task is not None}
-        if training_ids & {task.id for task in level_tasks}:
+        test_ids = {task.id for task in level_tasks}
+        if training_ids & test_ids:
             return f"Problems of {source}, not held out from training"
     return f"Held-out problems of {source}"

@@ -1,6 +1,6 @@
 """Rows of results: an episode, the figures of a player, and a difference between two players.
 
-Each is a frozen type. Its JSON form is that of episodes.jsonl or eval.json.
+Each is a frozen type. Its JSON form is a line of episodes.jsonl, or an entry of eval.json.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Estimate:
 
     @classmethod
     def of(cls, mean: float, interval: tuple[float, float]) -> Self:
-        """The estimate with this interval. An infinite end becomes None, as JSON has no infinity."""
+        """The estimate with this interval. An infinite end becomes None: JSON has no infinity."""
         low, high = (end if math.isfinite(end) else None for end in interval)
         return cls(mean, low, high)
 
@@ -45,7 +45,7 @@ class Estimate:
         return {name: self.mean, f"{name}_low": self.low, f"{name}_high": self.high}
 
 
-# ------------------------------------------------------------------------------------------------------------ episodes
+# ----------------------------------------------------------------------------------------- episodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,8 @@ class EpisodeRow:
     task: str
     """The task's id."""
     cluster: str
-    """What the task is about, by default the task itself. Tasks of one cluster are not independent."""
+    """What the task is about, by default the task itself. Tasks of one cluster are not independent.
+    """
     status: str
     success: bool | None
     """None if the env does not report success."""
@@ -171,7 +172,7 @@ class EpisodeRow:
         return self.level, self.task, self.success, self.total_return, self.counts.turns
 
 
-# ------------------------------------------------------------------------------------------------------------- players
+# ------------------------------------------------------------------------------------------ players
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +406,7 @@ class PlayerRow:
         return self.figures.get(figure)
 
 
-# --------------------------------------------------------------------------------------------------------- differences
+# -------------------------------------------------------------------------------------- differences
 
 
 @dataclass(frozen=True)

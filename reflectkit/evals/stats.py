@@ -1,12 +1,12 @@
 """Intervals and tests for clustered outcomes, as pure functions.
 
-Tasks about the same thing (a file, a game) succeed or fail together. So the unit is the cluster, not
-the task. Intervals use the effective number of independent tasks, n / design effect (Kish 1965,
+Tasks about the same thing (a file, a game) succeed or fail together. So the unit is the cluster,
+not the task. Intervals use the effective number of independent tasks, n / design effect (Kish 1965,
 Survey Sampling). The design effect is estimated from the clusters. While few clusters are
 informative, it is shrunk towards its value at intraclass correlation 1.
 
-- A rate has Jeffreys' interval of this number, scaled by Student's t (Korn and Graubard 1998, Survey
-  Methodology 24:193).
+- A rate has Jeffreys' interval of this number, scaled by Student's t (Korn and Graubard 1998,
+  Survey Methodology 24:193).
 - A paired difference between rates has Tango's score interval.
 - An amount, which is never negative, has a t interval of its logarithm.
 - Any other mean has a t interval of its clusters.
@@ -168,11 +168,11 @@ def effective_tasks(
 
 
 def mean_interval(clusters: Clusters) -> Interval:
-    """95 % t interval of the mean over tasks, for unbounded outcomes. It is (-inf, inf) for fewer than
-    two clusters.
+    """95 % t interval of the mean over tasks, for unbounded outcomes. It is (-inf, inf) for fewer
+    than two clusters.
 
-    It has the variance of a ratio estimate by clusters, with C - 1 degrees of freedom (Cochran 1977,
-    Sampling Techniques, section 6.3).
+    It has the variance of a ratio estimate by clusters, with C - 1 degrees of freedom (Cochran
+    1977, Sampling Techniques, section 6.3).
     """
     if len(clusters) < 2:
         return -math.inf, math.inf
@@ -250,13 +250,13 @@ def paired(
 ) -> Paired:
     """The mean of `first` minus `second` over their common tasks, with a 95 % interval and a test.
 
-    first, second: outcomes by task. cluster_of: the cluster of each task; a task that is not in it is
-    its own cluster. shares: whether the outcomes lie in [0, 1]; then it is a score interval, and
+    first, second: outcomes by task. cluster_of: the cluster of each task; a task that is not in it
+    is its own cluster. shares: whether the outcomes lie in [0, 1]; then it is a score interval, and
     otherwise a t interval. trials: as for `rate_interval`, of the player with fewer.
 
-    The test flips the signs of clusters, and is two-sided. It is exact with up to EXACT clusters that
-    differ (Fisher 1935), and samples with a fixed seed beyond. p is never 0. Without common tasks,
-    all but the counts is nan.
+    The test flips the signs of clusters, and is two-sided. It is exact with up to EXACT clusters
+    that differ (Fisher 1935), and samples with a fixed seed beyond. p is never 0. Without common
+    tasks, all but the counts is nan.
     """
     # 1. The gaps of the common tasks, by cluster
     gap_of = {task: first[task] - second[task] for task in first if task in second}
@@ -303,8 +303,8 @@ def difference_ends(
 ) -> Interval:
     """Tango's 95 % score interval of the mean gap over tasks, of gaps in [-1, 1].
 
-    totals_C, squares, sizes_C, trials: as for `rate_ends`, of the gaps. gain: the sum of the positive
-    gaps.
+    totals_C, squares, sizes_C, trials: as for `rate_ends`, of the gaps. gain: the sum of the
+    positive gaps.
 
     Tango 1998, Statistics in Medicine 17:891, with `effective_tasks`, and with the share of
     discordant pairs in closed form (Yang, Sun and Hardin 2013).
@@ -348,9 +348,9 @@ def _bisect(
     yes: float,
     no: float,
 ) -> tuple[float, float]:
-    """(the last value where `holds` is true, the first where it is false), by bisection.
+    """The boundary between values for which `holds` is true and those for which it is false.
 
-    yes, no: a value where it is true, and one where it is false.
+    yes, no: a value of each kind. Returns one of each kind that are next to the boundary.
     """
     for _ in range(HALVINGS):
         middle = (yes + no) / 2
@@ -364,10 +364,10 @@ def _bisect(
 def sign_patterns(totals_C: Array, draws: int) -> tuple[Array, bool]:
     """(sign patterns (D, C), whether the test with them is exact).
 
-    Up to EXACT clusters have all sign patterns. Of more clusters, those whose total is 0 have random
-    signs: they matter once a difference other than 0 is tested. The others have all patterns, each
-    equally often, or, if they are more than EXACT, a random sample of `draws` patterns, and the test
-    is not exact. The sample has a fixed seed.
+    Up to EXACT clusters have all sign patterns. Of more clusters, those whose total is 0 have
+    random signs: they matter once a difference other than 0 is tested. The others have all
+    patterns, each equally often, or, if they are more than EXACT, a random sample of `draws`
+    patterns, and the test is not exact. The sample has a fixed seed.
     """
     import numpy as np
 
@@ -416,7 +416,8 @@ def agree_with_test(
     signs_DC: Array,
     is_exact: bool,
 ) -> Interval:
-    """The interval (low, high), changed to contain 0 exactly if the sign-flip test does not reject 0.
+    """The interval (low, high), changed to contain 0 exactly if the sign-flip test does not reject
+    0.
 
     An end on the wrong side moves to 0. If the test rejects 0, it moves to the nearest difference
     that the test does not reject. p: of the test; the other arguments are those of `sign_flip_p`,

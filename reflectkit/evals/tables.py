@@ -1,4 +1,4 @@
-"""Tables of results for people: rows of players and paired differences, as text, Markdown and CSV."""
+"""Tables of results for people: players and paired differences, as text, Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tables_of(
     rows: Sequence[PlayerRow],
     episodes: Sequence[EpisodeRow],
 ) -> list[Table]:
-    """All tables of an evaluation. title: of the first table. episodes: those that the rows sum up."""
+    """All tables of an evaluation. title: of the first table. episodes: the rows are of these."""
     tables = [players_table(title, rows)]
     if return_differs_from_success(episodes) and _report_success(rows):
         tables.append(figure_table(RETURN, rows))
@@ -48,7 +48,7 @@ def tables_of(
     return tables
 
 
-# -------------------------------------------------------------------------------------------- players
+# ------------------------------------------------------------------------------------------ players
 
 
 def players_table(title: str, rows: Sequence[PlayerRow]) -> Table:
@@ -111,7 +111,8 @@ def summary_table(
     measure: str,
     where: str,
 ) -> Table:
-    """The last players at the last level, at most SUMMARY_PLAYERS. The trained ones usually come last.
+    """The last players at the last level, at most SUMMARY_PLAYERS. The trained ones usually come
+    last.
 
     title: of the whole table, which says whether the problems are held out. measure: success, the
     return, or a share. where: the file with all figures, for the title.
@@ -196,7 +197,8 @@ def figure_table(name: str, rows: Sequence[PlayerRow]) -> Table:
 
 
 def tries_table(rows: Sequence[PlayerRow]) -> list[Table]:
-    """A table of pass@k (one of k tries succeeds) and pass^k (all of them succeed), with 95 % intervals.
+    """A table of pass@k (one of k tries succeeds) and pass^k (all of them succeed), with 95 %
+    intervals.
 
     There is no table if the problems were played once.
     """
@@ -239,7 +241,10 @@ def calibration_table(rows: Sequence[PlayerRow]) -> list[Table]:
             cells.append((row.name, row.level, kind, *_calibration_cells(scores)))
     if not cells:
         return []
-    title = "Calibration: what was foretold, how likely, and how often it came true (95 % intervals by cluster)"
+    title = (
+        "Calibration: what was foretold, how likely, and how often it came true (95 % intervals by"
+        " cluster)"
+    )
     names = ("probability", "came true", "brier", "log score", "calibration error")
     columns = ("policy", "level", "foretold", *names, "forecasts", "clusters")
     return [Table(title, columns, tuple(cells))]
@@ -252,7 +257,7 @@ def _calibration_cells(scores: CalibrationRow) -> list[str]:
     return [*cells, str(scores.forecasts), str(scores.clusters)]
 
 
-# ---------------------------------------------------------------------------------------- differences
+# -------------------------------------------------------------------------------------- differences
 
 
 def differences_table(compared: Sequence[Difference], figure: str) -> Table:
@@ -337,7 +342,7 @@ def p_columns(p_values: Sequence[float | None]) -> tuple[tuple[str, ...], list[t
     return ("p", f"p, adjusted for {len(tests)}"), cells
 
 
-# -------------------------------------------------------------------------------------------- formats
+# ------------------------------------------------------------------------------------------ formats
 
 
 def markdown(tables: Sequence[Table]) -> str:
@@ -364,7 +369,7 @@ def csv_text(records: Iterable[Mapping[str, Any]]) -> str:
     return out.getvalue()
 
 
-# ---------------------------------------------------------------------------------------------- cells
+# -------------------------------------------------------------------------------------------- cells
 
 
 def _table_of_columns(title: str, columns: Mapping[str, Sequence[str]]) -> Table:

@@ -1,4 +1,7 @@
-"""Episodes to look at: one self-contained HTML page, built from the files in `viewer/`, or logs for `inspect view`."""
+"""Views of episodes: one self-contained HTML page, or logs for `inspect view`.
+
+The page is built from the files in `viewer/`.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,19 @@ from reflectkit.types import Status, reports_success
 from reflectkit.version import VERSION
 
 FILES = ("page.html", "view.css", "conversation.js", "view.js")
-BLOCK_CHARACTERS = 256 * 1024  # approximate size of a block's JSON
-TURN_CHARACTERS = 60  # approximate size of a turn without its texts
+BLOCK_CHARACTERS = 256 * 1024
+"""The approximate size of a block of episodes, as JSON."""
+TURN_CHARACTERS = 60
+"""The approximate size of a turn without its texts, as JSON."""
 COLUMNS = ("run", "player", "env", "level", "outcome", "task", "total_return", "steps")
+"""The columns of the index of episodes."""
 TURN_FIELDS = (
     "seen", "reflection", "choices", "probabilities", "action", "said", "reward", "value", "advantage", "tokens",
     "info", "messages", "anew", "calls", "tools",
 )  # fmt: skip
+"""The fields of a turn in a block."""
 EPISODE_FIELDS = ("group", "seed", "status", "reason", "figures", "data", "ending")
+"""The fields of an episode in a block, in addition to the columns of the index."""
 
 
 @dataclass(frozen=True)
@@ -35,35 +43,42 @@ class Source:
     """A run to show."""
 
     name: str
-    """Unique."""
+    """A name that no other run on the page has."""
     path: str
     settings: dict[str, Any] = field(default_factory=dict)
-    """From its config.json, as JSON values."""
+    """The settings in its config.json, as JSON values."""
     rows: list[Any] = field(default_factory=list)
-    """From its eval.json, as JSON values."""
+    """The rows in its eval.json, as JSON values."""
 
 
-class _Texts(dict[str, int]):
-    """Numbers for texts; each text is stored once."""
+class _TextTable(dict[str, int]):
+    """A number for each text: a text that recurs is stored once."""
 
     characters = 0
+    """The length of all texts together."""
 
     def number(self, text: str) -> int:
+        """The number of `text`, a new one for a new text."""
         if text not in self:
             self[text] = len(self)
             self.characters += len(text)
         return self[text]
 
-    def short(self, name: str, value: Any) -> Any:
-        """A field with numbers for its texts: messages and calls keep their form, other lists and objects are JSON."""
+    def encode(self, name: str, value: Any) -> Any:
+        """The value of field `name`, with numbers in place of texts.
+
+        Messages and calls are lists of their encoded fields. Other lists and objects become texts
+        of JSON first.
+        """
         if name in ("messages", "ending", "calls"):
-            return value if value is None else [self._parts(row) for row in value]
+            return value if value is None else [self._encode_row(row) for row in value]
         if isinstance(value, list | dict):
             value = _json(value)
         return self.number(value) if isinstance(value, str) else value
 
-    def _parts(self, row: PlayedMessage | PlayedCall) -> list[int]:
-        return [self.short(name, value) for name, value in row]
+    def _encode_row(self, row: PlayedMessage | PlayedCall) -> list[int]:
+        """The encoded fields of a message or a call."""
+        return [self.encode(name, value) for name, value in row]
 
 
 def write_page(
@@ -71,23 +86,23 @@ def write_page(
     sources: Sequence[Source],
     episodes: Iterable[tuple[int, Played]],
 ) -> int:
-    """Write the page to `file`, with one block of episodes in memory at a time; returns the number of episodes.
+    """Write the page to `file`, and return the number of episodes.
 
-    episodes: each with the index of its source.
+    episodes: (index of the source, episode). Only one block of them is in memory at a time.
 
-    Model output never appears in the markup. It is JSON, deflated and base64-encoded: an index of all episodes, which
-    is the table, and blocks of several episodes, which the page unpacks when one of them is opened. Each text appears
-    once in a block, and turns refer to it by number. The content policy in the head allows only this script and this
-    style sheet.
+    Model output never appears in the markup. It is JSON, deflated and base64-encoded. An index of
+    all episodes is the table. Blocks of several episodes follow, which the page unpacks when one of
+    them is opened. Each text appears once in a block, and turns refer to it by number. The content
+    policy in the head allows only this script and this style sheet.
     """
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-    index_texts = _Texts()
+    index_texts = _TextTable()
     starts = list[int]()
     with tempfile.TemporaryFile() as blocks:
-        # 1. The blocks, which follow the index; that is complete only at the end
+        # 1. The blocks go to a file first, since the index before them is complete only at the end
         for number, block in enumerate(_blocks(episodes, columns, index_texts, starts)):
             opening = b'<script type="text/plain" id="block-%d">' % number
-            blocks.write(opening + _packed(block) + b"</script>\n")
+            blocks.write(opening + _pack(block) + b"</script>\n")
 
         # 2. The index
         index = {
@@ -100,7 +115,7 @@ def write_page(
         }
 
         # 3. The page
-        before, after = _template(_packed(index).decode())
+        before, after = _template(_pack(index).decode())
         file.write(before.encode())
         blocks.seek(0)
         shutil.copyfileobj(blocks, file)
@@ -111,35 +126,39 @@ def write_page(
 def _blocks(
     episodes: Iterable[tuple[int, Played]],
     columns: dict[str, list[Any]],
-    index_texts: _Texts,
+    index_texts: _TextTable,
     starts: list[int],
 ) -> Iterator[dict[str, Any]]:
-    """Blocks of episodes. Adds each episode to the columns of the index, and each block's first episode to `starts`."""
-    texts = _Texts()
+    """The blocks of episodes, each with its texts.
+
+    Each episode is added to `columns`, the index. The index of each block's first episode is added
+    to `starts`.
+    """
+    texts = _TextTable()
     rows = list[Any]()
     turns = 0
     for source, episode in episodes:
-        # 1. A row of the index
+        # 1. Add a row to the index
         if not rows:
             starts.append(len(columns["run"]))
         words = (episode.name, episode.env, episode.level, outcome(episode))
         numbers = map(index_texts.number, words)
-        facts = (source, *numbers, episode.task, episode.total_return, len(episode.turns))
-        for name, value in zip(COLUMNS, facts, strict=True):
+        values = (source, *numbers, episode.task, episode.total_return, len(episode.turns))
+        for name, value in zip(COLUMNS, values, strict=True):
             columns[name].append(value)
 
-        # 2. A row of the block; the turns' texts get their numbers first
+        # 2. Add a row to the block; the texts of the turns get their numbers first
         turn_rows = []
         for turn in episode.turns:
-            turn_rows.append([texts.short(name, getattr(turn, name)) for name in TURN_FIELDS])
-        row = [texts.short(name, getattr(episode, name)) for name in EPISODE_FIELDS]
+            turn_rows.append([texts.encode(name, getattr(turn, name)) for name in TURN_FIELDS])
+        row = [texts.encode(name, getattr(episode, name)) for name in EPISODE_FIELDS]
         rows.append([row, turn_rows])
         turns += len(episode.turns)
 
-        # 3. The block, once it is full
+        # 3. Begin a new block if this one is full
         if texts.characters + turns * TURN_CHARACTERS > BLOCK_CHARACTERS:
             yield {"texts": list(texts), "episodes": rows}
-            texts = _Texts()
+            texts = _TextTable()
             rows = []
             turns = 0
     if rows:
@@ -158,34 +177,43 @@ def outcome(episode: Played) -> str:
 
 
 def _json(value: object) -> str:
-    """JSON in ASCII (with escapes for lone surrogates)."""
+    """`value` as JSON in ASCII, with escapes for lone surrogates."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-def _packed(value: object) -> bytes:
-    """JSON, deflated and base64-encoded: only letters, digits and `+/=`."""
-    return base64.b64encode(zlib.compress(_json(value).encode("ascii"), 6))
+def _pack(value: object) -> bytes:
+    """`value` as JSON, deflated and base64-encoded: only letters, digits and `+/=`."""
+    deflated = zlib.compress(_json(value).encode("ascii"), 6)
+    return base64.b64encode(deflated)
 
 
 def _template(index: str) -> tuple[str, str]:
-    """The page before and after the blocks."""
+    """(the page before the blocks, the page after them). index: the packed index."""
+    # 1. The files, and a content policy that allows only them
     files = resources.files("reflectkit") / "evals" / "viewer"
     page, style, *scripts = ((files / name).read_text(encoding="utf-8") for name in FILES)
     script = "".join(scripts)
     policy = (
-        f"default-src 'none'; script-src {_allowed(script)}; style-src {_allowed(style)}; base-uri 'none'; form-action"
-        " 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+        f"default-src 'none'; script-src {_hash_source(script)}; style-src {_hash_source(style)};"
+        " base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types"
+        " 'none'"
     )
+
+    # 2. The page with these parts in place of {{their names}}
     parts = {"policy": policy, "style": style, "script": script, "index": index, "blocks": "\0"}
-    before, _, after = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page).partition("\0")
+    text = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page)
+    before, _, after = text.partition("\0")
     return before, after
 
 
-def _allowed(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+def _hash_source(text: str) -> str:
+    """The source in a content policy that allows a script or a style sheet with this text."""
+    checksum = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(checksum).decode()}'"
 
 
 HALF_PAIRS = re.compile("[\ud800-\udfff]")
+"""Halves of surrogate pairs."""
 
 
 def inspect_log(
@@ -194,31 +222,37 @@ def inspect_log(
     settings: Mapping[str, Any],
     episodes: Sequence[Played],
 ) -> tuple[str, bytes]:
-    """(name of its file, content) of an eval log for Inspect (https://inspect.aisi.org.uk/eval-logs.html): one player
-    at one level of one run. created: when the run was made. settings: from its config.json.
+    """An eval log for Inspect (https://inspect.aisi.org.uk/eval-logs.html): (name of its file,
+    content).
 
-    A sample is an episode, and an epoch is a repeat of its task. The observation is a user message; a conversation
-    keeps its messages and calls. The reflection is the reasoning of the answer. Reward, value, advantage,
-    probabilities and info are the answer's metadata. Half a surrogate pair, which Inspect cannot read, becomes U+FFFD.
+    run: the name of the run. created: when it was made. settings: from its config.json. episodes:
+    of one player at one level.
+
+    A sample is an episode, and an epoch is a repeat of its task. An observation is a user message;
+    a conversation keeps its messages and calls. A reflection is the reasoning of the answer.
+    Reward, value, advantage, probabilities and info are the answer's metadata. Inspect cannot read
+    half a surrogate pair, which becomes U+FFFD.
     """
+    # 1. What the log is about
     first = episodes[0]
     created_at = created.isoformat(timespec="seconds")
-    task = first.env or "episodes"
     player = first.name or "unknown"
+    task = first.env or "episodes"
     if first.level:
         task = f"{task}-{first.level}"
 
     def id_of(what: str) -> str:
-        return hashlib.sha256(repr((what, run, task, player)).encode()).hexdigest()[:22]
+        key = repr((what, run, task, player))
+        return hashlib.sha256(key.encode()).hexdigest()[:22]
 
-    # 1. The samples
+    # 2. The samples
     epochs: dict[str, int] = {}
     samples = []
     for episode in episodes:
         epochs[episode.task] = epochs.get(episode.task, 0) + 1
         samples.append(_sample(episode, epochs[episode.task], player))
 
-    # 2. Their means
+    # 3. The mean scores
     complete = [episode for episode in episodes if episode.status != Status.ABORTED]
     sums = {
         "success": sum(bool(episode.success) for episode in complete),
@@ -231,7 +265,7 @@ def inspect_log(
         mean = {"name": "mean", "value": total / max(1, len(complete))}
         scores.append({"name": name, "scorer": name, "metrics": {"mean": mean}})
 
-    # 3. The log
+    # 4. The log
     log = {
         "version": 2,
         "status": "success",
@@ -257,10 +291,12 @@ def inspect_log(
         "samples": samples,
     }
 
-    # 4. Its file, by the name that Inspect expects: time, task, id
+    # 5. The file, whose name Inspect expects to be time, task and id
+    time = created.strftime("%Y-%m-%dT%H-%M-%S")
     task_part = re.sub(r"[^A-Za-z0-9-]+", "-", task)[:60]
-    file_name = f"{created.strftime('%Y-%m-%dT%H-%M-%S')}+00-00_{task_part}_{id_of('log')}.json"
-    text = HALF_PAIRS.sub("\ufffd", json.dumps(log, ensure_ascii=False, separators=(",", ":")))
+    file_name = f"{time}+00-00_{task_part}_{id_of('log')}.json"
+    text = json.dumps(log, ensure_ascii=False, separators=(",", ":"))
+    text = HALF_PAIRS.sub("\ufffd", text)
     return file_name, text.encode() + b"\n"
 
 
@@ -269,6 +305,7 @@ def _sample(
     epoch: int,
     player: str,
 ) -> dict[str, Any]:
+    """The sample of an episode. epoch: the number of the repeat of its task, from 1."""
     # 1. The messages
     messages: list[dict[str, Any]] = []
     ids: list[str] = []
@@ -281,14 +318,14 @@ def _sample(
     messages += _messages(episode.ending, ids)
     answers = [message for message in messages if message["role"] == "assistant"]
 
-    # 2. What it began with
+    # 2. The input: the first messages, or else the first observation
     first = episode.turns[0] if episode.turns else None
     opening = first.messages if first and first.messages else episode.ending
-    begin: Any = _messages(opening, ())
-    if not begin:
-        begin = (first and first.seen) or ""
+    sample_input: Any = _messages(opening, ())
+    if not sample_input:
+        sample_input = (first and first.seen) or ""
 
-    # 3. How it ended
+    # 3. The scores
     last_text = episode.turns[-1].said if episode.turns else None
     scores: dict[str, Any] = {}
     if episode.success is not None:
@@ -298,11 +335,13 @@ def _sample(
             "explanation": episode.reason or None,
         }
     scores["return"] = {"value": episode.total_return or 0.0}
-    facts = ("level", "group", "seed", "status", "figures", "data")
+
+    # 4. The sample
+    metadata_names = ("level", "group", "seed", "status", "figures", "data")
     sample: dict[str, Any] = {
         "id": episode.task,
         "epoch": epoch,
-        "input": begin,
+        "input": sample_input,
         "target": "",
         "messages": messages,
         "output": {
@@ -310,7 +349,7 @@ def _sample(
             "choices": [{"message": answers[-1], "stop_reason": "stop"}] if answers else [],
         },
         "scores": scores,
-        "metadata": {name: getattr(episode, name) for name in facts},
+        "metadata": {name: getattr(episode, name) for name in metadata_names},
     }
     if episode.status == Status.ABORTED:
         sample["error"] = {
@@ -322,20 +361,23 @@ def _sample(
 
 
 def _messages(messages: Sequence[PlayedMessage], ids: Sequence[str]) -> list[dict[str, Any]]:
-    """What the agent reads. ids: of its last calls, whose results come in the same order."""
-    open_calls = iter(ids)
+    """The messages that the agent reads.
+
+    ids: of the agent's last calls; messages with their results are in the same order.
+    """
+    call_ids = iter(ids)
     rows = []
     for message in messages:
         row = {"role": message.role, "content": message.content}
         if message.role == "tool":
-            row |= {"function": message.name, "tool_call_id": next(open_calls, "none")}
+            row |= {"function": message.name, "tool_call_id": next(call_ids, "none")}
         rows.append(row)
     return rows
 
 
 def _answer(turn: PlayedTurn, ids: Sequence[str]) -> dict[str, Any]:
-    """What the agent answers. ids: of its calls."""
-    # 1. Its comment and its text
+    """The message that the agent writes in a turn. ids: of its calls."""
+    # 1. The comment and the text
     content: Any = turn.said or ""
     if turn.reflection is not None:
         content = [
@@ -343,15 +385,17 @@ def _answer(turn: PlayedTurn, ids: Sequence[str]) -> dict[str, Any]:
             {"type": "text", "text": content},
         ]
 
-    # 2. What is known of it
-    names = ("reward", "value", "advantage", "choices", "probabilities", "info")
-    facts = {name: getattr(turn, name) for name in names}
-    metadata = {name: value for name, value in facts.items() if value is not None}
+    # 2. The metadata that are known
+    metadata = {}
+    for name in ("reward", "value", "advantage", "choices", "probabilities", "info"):
+        value = getattr(turn, name)
+        if value is not None:
+            metadata[name] = value
     answer = {"role": "assistant", "content": content, "source": "generate", "metadata": metadata}
 
-    # 3. Its calls
+    # 3. The calls
     calls = []
-    for name, call in zip(ids, turn.calls or (), strict=True):
-        arguments = {"function": call.name, "arguments": call.arguments}
-        calls.append({"id": name, **arguments, "type": "function"})
+    for call_id, call in zip(ids, turn.calls or (), strict=True):
+        function = {"function": call.name, "arguments": call.arguments}
+        calls.append({"id": call_id, **function, "type": "function"})
     return answer | {"tool_calls": calls} if calls else answer

@@ -12,7 +12,7 @@ from typing import Any
 from reflectkit.chat.config import Endpoint
 from reflectkit.chat.players import ChatReflector
 from reflectkit.console import Progress, Report, figures_table
-from reflectkit.evals.estimate import SAMPLED, PlannedCalls, comment_alone, estimate
+from reflectkit.evals.estimate import SAMPLE_SIZE, PlannedCalls, comment_requests, estimate
 from reflectkit.models.checkpoint_metadata import best_checkpoint, model_facts
 from reflectkit.runs.run import Run, checkpoints
 from reflectkit.train import held_out
@@ -141,7 +141,9 @@ def cost_of_comments(
         episodes: float,
     ) -> None:
         planned.append(
-            PlannedCalls(str(endpoint), level, tasks[:SAMPLED], episodes, [endpoint], comment_alone)
+            PlannedCalls(
+                str(endpoint), level, tasks[:SAMPLE_SIZE], episodes, [endpoint], comment_requests
+            )
         )
 
     # 1. Training, with equally many updates at each level

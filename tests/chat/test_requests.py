@@ -157,7 +157,8 @@ def test_a_dry_run_says_what_the_cost_is_likely_below(horizon: int, more: int) -
     """Four steps, each of 9 tokens read, 4 of them for the message, and 7 written; a token costs a dollar."""
     task = next(task for task in Corridor.taskset.tasks("long") if task.data["start"] == 2)
     request = Request("a state", (Message("user", "one two three four five"),), 100)
-    part = PlannedCalls("t", "long", [task], 1, [Endpoint("local", "t")], lambda *_: [request], 7, Oracle(), ends=True)
+    endpoint = Endpoint("local", "t")
+    part = PlannedCalls("t", "long", [task], 1, [endpoint], lambda *_: [request], 7, Oracle(), has_real_length=True)
     chat = ChatConfig(price_in=1e6, price_out=1e6)
     figures = estimate("evaluate", EnvSetup("corridor", Path(), horizon=horizon), chat, [part], Quiet(), 0).figures
     assert (figures["calls"], figures["usd"]) == (4, 4 * (9 + 7))
