@@ -14,18 +14,19 @@ from reflectkit.tools import PLAIN, PLAIN_RULES, TURN_RULES, parse, tools_text, 
 from reflectkit.types import Decision, Observation, ToolCall, ToolUse
 
 QUIT = "the person left"
+"""Why an episode ended that the person left."""
 HELP_KEYS = ("h", "?")
 
 
 class Human:
-    """A person who acts. What cannot be read is asked again."""
+    """A person who acts. After an answer that cannot be read, the person is asked again."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self.has_quit = False
-        """Whether they have gone; no further episode should begin then."""
+        """Whether the person has left. Then no further episode should begin."""
         self.has_answered = False
-        """Whether there was any answer at all."""
+        """Whether the person has given any answer."""
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The person's action; everything else waits for it."""
@@ -38,7 +39,7 @@ class Human:
         return Decision(action)
 
     def _action(self, observation: Observation, env: Env) -> int | str | ToolUse | None:
-        """A choice, calls (one per line, up to an empty line) or words; None if the person quits."""
+        """A choice, a text, or calls (one per line, then an empty one); None if the person quits."""
         if observation.tools and not observation.choices:
             return self._calls(observation, env)
         question = "Your reply: " if observation.replies else "Your move: "
@@ -52,11 +53,11 @@ class Human:
                 self.progress.news(str(error))
 
     def _calls(self, observation: Observation, env: Env) -> ToolUse | None:
-        """Calls of tools, or in a conversation one of them or a reply; None if the person quits."""
+        """Calls of tools; in a conversation one call, or a reply; None if the person quits."""
         calls: list[ToolCall] = []
         names = [tool.name for tool in observation.tools]
         while True:
-            # 1. A line; an empty one ends a list of calls
+            # 1. Ask for a line; an empty one ends a list of calls
             question = f"Call {len(calls) + 1}, or Enter to go on: "
             if observation.replies:
                 question = "Your call or reply: "
@@ -66,15 +67,16 @@ class Human:
             if not text and not observation.replies:
                 return use_of(calls)
 
-            # 2. What it says
+            # 2. A text that begins with the name of a tool is a call without its arguments
             use = parse(text, observation.tools, PLAIN, replies=observation.replies)
             is_text = not use.calls and not use.errors
-            if (
-                is_text and re.split(r"[^\w.:-]", text)[0] in names
-            ):  # a tool's name without arguments
+            first_word = re.split(r"[^\w.:-]", text)[0]
+            if is_text and first_word in names:
                 tools = tools_text(observation.tools)
                 self.progress.news(f"This is no call yet:\n{tools}\n{TURN_RULES}")
                 continue
+
+            # 3. Take what can be read, and ask again for the rest
             if observation.replies and text and not use.errors:
                 return use
             calls += use.calls
@@ -101,12 +103,13 @@ class Human:
 
 
 def choice_of(text: str, choices: Sequence[str]) -> int:
-    """The index of the choice that `text` names: by its label or number, its full text, or a unique prefix.
+    """The index of the choice that `text` names: by a label, a number, its text, or a unique
+    prefix.
 
     >>> choice_of("2", ("south", "north", "east")), choice_of("so", ("south", "north", "east"))
     (2, 0)
 
-    Raises IllegalActionError: no choice, or several, match; the message is for the person.
+    Raises IllegalActionError, with a message for the person, if no choice or several match.
     """
     # 1. A label or a number
     if text in LABELS[: len(choices)]:
@@ -114,11 +117,13 @@ def choice_of(text: str, choices: Sequence[str]) -> int:
     if text in map(str, range(len(choices))):
         return int(text)
 
-    # 2. The whole text, or the beginning of one only
+    # 2. The whole text of a choice
     prefix = one_line(text).casefold()
     texts = [one_line(choice).casefold() for choice in choices]
     if prefix in texts:
         return texts.index(prefix)
+
+    # 3. The beginning of only one choice
     matches = []
     if prefix:
         matches = [index for index, choice in enumerate(texts) if choice.startswith(prefix)]
@@ -136,26 +141,27 @@ def choices_text(choices: Sequence[str]) -> str:
 
 
 def help_text(observation: Observation, env: Env) -> str:
-    """The env's rules, and the possible answers."""
+    """The help for the person: the env's rules, the possible answers and the keys."""
     if observation.replies:
         answers = f"{tools_text(observation.tools)}\n{TURN_RULES}"
     elif observation.tools:
         answers = f"{tools_text(observation.tools)}\n{PLAIN_RULES} An empty line calls none."
     elif observation.choices:
-        answers = f"{choices_text(observation.choices)}\nWrite a choice's number, or the beginning of its text."
+        choices = choices_text(observation.choices)
+        answers = f"{choices}\nWrite a choice's number, or the beginning of its text."
     else:
         answers = "Write a line."
     return f"{rules_of(env)}\n\n{answers} A letter alone is a key: {keys_of(env)}.".lstrip()
 
 
 def keys_of(env: Any) -> str:
-    """The letters that are keys, and what they do."""
+    """The letters that are commands, and what they do."""
     oracle = "o: what the oracle would do; " if env.teacher().has("action") else ""
     return f"h or ?: help; {oracle}q: leave"
 
 
 def oracle_text(observation: Observation, env: Any) -> str:
-    """The oracle's action in words."""
+    """A line with the oracle's action, or why there is none."""
     if not env.teacher().has("action"):
         return f"Env '{env.name}' has no oracle."
     try:
@@ -165,7 +171,9 @@ def oracle_text(observation: Observation, env: Any) -> str:
 
 
 def action_text(observation: Observation, action: int | str | ToolUse) -> str:
-    """An action in words: the number and the choice, or the text."""
+    """An action in words: the number and text of a choice, a text, or calls as text."""
     if isinstance(action, int):
         return f"{action}  {one_line(observation.choices[action])}"
-    return action if isinstance(action, str) else action.text
+    if isinstance(action, str):
+        return action
+    return action.text

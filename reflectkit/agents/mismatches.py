@@ -1,4 +1,4 @@
-"""What to warn of before models play: that they were trained for something else. Each function returns its warnings."""
+"""Warnings about players that were trained for something else, in lists of texts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 def playing_mismatches(
     env: EnvConfig, players: Sequence[Player], folders: Sequence[Path]
 ) -> list[str]:
-    """All that is wrong with playing in `env`. folders: those of the models that play and comment."""
-    warnings = [text for player in players if (text := comments_mismatch(player))]
+    """All warnings about playing in `env`. folders: of the models that play and comment."""
+    warnings = []
+    for player in players:
+        warning = comments_mismatch(player)
+        if warning:
+            warnings.append(warning)
     warnings += env_mismatches(env.name, folders)
     warnings += settings_mismatches(env, folders)
     warnings += unfinished_runs(folders)
@@ -32,9 +36,10 @@ def playing_mismatches(
 
 
 def comments_mismatch(player: Player) -> str:
-    """`unlike_training` of `player`, which a --policy describes; "" if nothing is wrong."""
+    """The warning of `unlike_training` about the player of a --policy; "" for none."""
     add = f"give its reflector, {player.name}={player.policy}+REFLECTOR"
-    text = unlike_training(player.policy, player.reflector, add, f"leave out +{player.reflector}")
+    leave = f"leave out +{player.reflector}"
+    text = unlike_training(player.policy, player.reflector, add, leave)
     return f"{player.name}: {text}" if text else ""
 
 
@@ -44,19 +49,23 @@ def unlike_training(
     add: str,
     leave: str,
 ) -> str:
-    """What to warn of where a policy plays with comments and was trained without, or the reverse; "" if nothing says
-    so. A checkpoint of `rlft` says whether a reflector commented there; one of `sft` has its role.
+    """A warning if a policy plays with comments and was trained without, or the reverse; "" for
+    none.
 
-    add, leave: how to give a reflector, and how to give none.
+    A checkpoint of `rlft` says whether a reflector commented; one of `sft` has its role. There is
+    no warning if neither is known. add, leave: advice how to give a reflector, and how to leave it
+    out.
     """
-    # 1. Whether it read comments in training, as far as it says
+    # 1. Whether it read comments in training; None if unknown
     facts = {} if policy is None else policy.facts
+    had_comments: bool | None
     if "reflector" in facts:
-        had_comments: bool | None = bool(facts["reflector"])
+        had_comments = bool(facts["reflector"])
     else:
-        had_comments = {"policy": True, "plain": False, "think": False}.get(str(facts.get("role")))
+        reads_comments = {"policy": True, "plain": False, "think": False}
+        had_comments = reads_comments.get(str(facts.get("role")))
 
-    # 2. Whether it reads them here; one that learned with and without may do either
+    # 2. Whether it reads comments here; a policy that learned both ways may do either
     has_comments = reflector is not None
     if had_comments is None or had_comments == has_comments or facts.get("acts_alone"):
         return ""
@@ -66,7 +75,7 @@ def unlike_training(
 
 
 def env_mismatches(env: str, folders: Iterable[Path]) -> list[str]:
-    """Models that were trained in another env than `env`, or on another version of the prompts, as far as they say."""
+    """Warnings about models that were trained in another env, or with other prompts."""
     warnings = []
     for folder in dict.fromkeys(folders):
         facts = model_facts(folder)
@@ -76,35 +85,38 @@ def env_mismatches(env: str, folders: Iterable[Path]) -> list[str]:
             continue
         if ENVS.get(trained_env, trained_env) != ENVS.get(env, env):
             warnings.append(
-                f"{folder} was trained in env '{trained_env}', but plays in '{env}'; use a checkpoint of '{env}', or"
-                f" --env {trained_env}"
+                f"{folder} was trained in env '{trained_env}', but plays in '{env}'; use a"
+                f" checkpoint of '{env}', or --env {trained_env}"
             )
         elif trained_version != PROMPT_VERSION:
             warnings.append(
-                f"{folder} was trained on version {trained_version} of the prompts, but plays on {PROMPT_VERSION};"
-                " train it again, or expect lower scores"
+                f"{folder} was trained on version {trained_version} of the prompts, but plays on"
+                f" {PROMPT_VERSION}; train it again, or expect lower scores"
             )
     return warnings
 
 
 def settings_mismatches(env: EnvConfig, folders: Iterable[Path]) -> list[str]:
-    """Models that learned with other settings of `env`, paths left out, or by RL with other code of it."""
+    """Warnings about models that were trained with other settings or with other code of `env`.
+
+    Paths among the settings do not count. The code is known of models that `rlft` trained.
+    """
     settings_here = plain_settings(env) | {"shuffle_action": env.shuffle_action}
-    code_here = {
-        str(path): digest(path) for path in EnvSetup(env.name, Path(), env.settings).code_files
-    }
+    code_files = EnvSetup(env.name, Path(), env.settings).code_files
+    code_here = {str(path): digest(path) for path in code_files}
     warnings = []
     for folder in dict.fromkeys(folders):
-        # 1. Settings, which a run of rlft records, and otherwise the model itself
+        # 1. The settings in training, from the record of a run of rlft, or from the model's facts
         record = read_record(folder.parent)
         facts = model_facts(folder)
-        settings_there = (
-            record.get("settings") if record.get("stage") == "rlft" else facts.get("env_settings")
-        )
-        if (
-            isinstance(settings_there, dict)
-            and settings_there.get("env", facts.get("env")) == env.name
-        ):
+        settings_there = facts.get("env_settings")
+        if record.get("stage") == "rlft":
+            settings_there = record.get("settings")
+
+        # 2. Those that differ
+        if not isinstance(settings_there, dict):
+            settings_there = {}
+        if settings_there.get("env", facts.get("env")) == env.name:
             names = [name for name in settings_here if name in settings_there]
             names = [name for name in names if settings_there[name] != settings_here[name]]
             if names:
@@ -112,7 +124,7 @@ def settings_mismatches(env: EnvConfig, folders: Iterable[Path]) -> list[str]:
                 now = " ".join(f"{flag(name)} {settings_here[name]}" for name in names)
                 warnings.append(f"{folder} was trained with {then}, but plays with {now}")
 
-        # 2. Code
+        # 3. Files of code that differ
         code_there = record.get("inputs", {})
         changed_files = [
             name for name in code_here if code_here[name] != code_there.get(name, code_here[name])
@@ -123,27 +135,30 @@ def settings_mismatches(env: EnvConfig, folders: Iterable[Path]) -> list[str]:
 
 
 def plain_settings(env: EnvConfig) -> dict[str, Any]:
-    """The settings of `env` as JSON values, paths left out."""
+    """The settings of `env` as JSON values, without the paths among them."""
     paths = {row.name for row in leaves(type(env.settings)) if is_path(row.hint)}
-    return {
-        name: as_plain(value) for name, value in flat(env.settings).items() if name not in paths
-    }
+    settings = {}
+    for name, value in flat(env.settings).items():
+        if name not in paths:
+            settings[name] = as_plain(value)
+    return settings
 
 
 def length_mismatches(max_new_tokens: int, folders: Iterable[Path]) -> list[str]:
-    """Models whose answers were limited to another length, in tokens, in training than `max_new_tokens`."""
+    """Warnings about models that were trained with another maximum length of answers, in tokens."""
     warnings = []
     for folder in folders:
         limit = read_record(folder.parent).get("settings", {}).get("max_new_tokens")
         if limit not in (None, max_new_tokens):
             warnings.append(
-                f"{folder} was trained with --max-new-tokens {limit}, but plays with {max_new_tokens}"
+                f"{folder} was trained with --max-new-tokens {limit}, but plays with"
+                f" {max_new_tokens}"
             )
     return warnings
 
 
 def unfinished_runs(folders: Iterable[Path]) -> list[str]:
-    """Models whose run was stopped."""
+    """Warnings about models whose run has not finished."""
     warnings = []
     for folder in dict.fromkeys(folders):
         max_steps = read_record(folder.parent).get("settings", {}).get("max_steps")
@@ -156,8 +171,9 @@ def unfinished_runs(folders: Iterable[Path]) -> list[str]:
 
 
 def template_mismatches(env: EnvConfig, policies: Iterable[ModelRef | None]) -> list[str]:
-    """Policies that write in `env` without a chat template, or that would be shown its tools in a form that is not
-    their own.
+    """Warnings about policies that write text or calls in `env`, but not in a chat template's form.
+
+    Either the policy has no chat template, or the form of calls in its template is unknown.
     """
     action_kind = env.kind.action_kind(env.settings)
     if action_kind == "choice":
@@ -170,12 +186,12 @@ def template_mismatches(env: EnvConfig, policies: Iterable[ModelRef | None]) -> 
         dialogue = Dialogue(load_tokenizer(policy.text))
         if not dialogue.template:
             warnings.append(
-                f"{policy} has no chat template: it continues the prompt as text; give a model that was trained to"
-                " answer, or train it by sft first"
+                f"{policy} has no chat template: it continues the prompt as text; give a model that"
+                " was trained to answer, or train it by sft first"
             )
         elif action_kind == "tools" and dialogue.unknown_form:
             warnings.append(
-                f"{policy}: the form of calls in its chat template is not known (docs/call-formats.md); it is asked for"
-                ' name {"argument": value} instead'
+                f"{policy}: the form of calls in its chat template is not known"
+                ' (docs/call-formats.md); it is asked for name {"argument": value} instead'
             )
     return warnings

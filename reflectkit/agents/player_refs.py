@@ -1,4 +1,6 @@
-"""What a --policy means: a `Player` is parsed once from the text that a person types, and names its models."""
+"""Players of evaluate and play: a `Player` is parsed from the text of a --policy, and has its
+models.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +17,34 @@ from reflectkit.registry import plugins
 from reflectkit.runs.run import CHECKPOINT, checkpoints
 
 SCRIPTED = ("oracle", "random")
+"""The names of players without a model that every env has."""
 PLUGINS = "reflectkit.players"
-"""The group of entry points in which a package offers its players: NAME = "package.module:make", where `make()` is an
-agent.
+"""The group of entry points in which a package offers players: NAME = "package.module:make", where
+`make()` returns an agent.
 """
 
 
 @dataclass(frozen=True)
 class Player:
-    """Who plays, as a --policy says."""
+    """A player: a policy with or without a reflector, or a player without a model."""
 
     name: str
-    """Its name in the results."""
+    """The name in the results."""
     policy: ModelRef | None = None
-    """The model that acts, if one does."""
+    """The model that acts; None for a player without a model."""
     reflector: ModelRef | None = None
-    """Who comments for that, if anyone."""
+    """The model that comments for the policy; None without comments."""
     method: str = ""
-    """The published method that it plays by, if any."""
+    """The published method of the env by which the model plays; "" for none."""
 
     @property
     def checkpoint(self) -> ModelRef | None:
-        """The model that acts, if its weights are here."""
-        return None if self.policy is None or self.policy.is_asked else self.policy
+        """The model that acts, if it is loaded here; None if it is asked over HTTP, or there is
+        none.
+        """
+        if self.policy is None or self.policy.is_asked:
+            return None
+        return self.policy
 
     @property
     def is_asked(self) -> bool:
@@ -46,24 +53,27 @@ class Player:
 
     @property
     def decides(self) -> bool:
-        """Whether it is a decision model."""
+        """Whether a decision model acts."""
         return self.policy is not None and self.policy.decides
 
     @property
     def api_models(self) -> tuple[str, ...]:
-        """The chat and decision models that it asks over HTTP: the one that acts first."""
+        """The chat and decision models that are asked over HTTP; the one that acts comes first."""
         models = (self.policy, self.reflector)
         return tuple(str(model) for model in models if model is not None and model.is_asked)
 
     def resolved(self, data_dir: Path, progress: Progress) -> Player:
-        """With the places of its models; see `ModelRef.resolve`."""
+        """The same player, with the folders of its models; see `ModelRef.resolve`."""
         policy = resolved(self.policy, data_dir, progress)
         reflector = resolved(self.reflector, data_dir, progress, reflects=True)
         return replace(self, policy=policy, reflector=reflector)
 
 
 def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str] = ()) -> Player:
-    """The player of a --policy. baselines, methods: names of those of the env. Raises ConfigError.
+    """The player of a --policy.
+
+    baselines, methods: names of the env's scripted players, and of its published methods. Raises
+    ConfigError if the text has none of the known forms.
 
     >>> ours = parse_policy("ours=a/b+c/d")
     >>> ours.name, str(ours.policy), str(ours.reflector)
@@ -71,15 +81,17 @@ def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str
     >>> parse_policy("big=openai:x+openai:y").api_models
     ('openai:x', 'openai:y')
     """
-    # 1. Players that need no name, and a run's folder, which has one
+    # 1. A player without a model, e.g. "oracle"
     if text in SCRIPTED or text in baselines or text in plugin_names(text):
         return Player(text)
+
+    # 2. A run's folder, whose name is the player's: FOLDER or FOLDER+REFLECTOR
     folders = _split_folders(text)
     if folders is not None:
         policy, reflector = folders
         return _player(_run_name(Path(policy)), policy, reflector)
 
-    # 2. The name in front; of a chat model and of a method, "=" belongs to the model's own name
+    # 3. The name before "="; in a chat model or a method, "=" is part of the model's own name
     name, equals, model = text.partition("=")
     is_named = bool(equals and name)
     if not is_named or method_of(name, methods)[0] or ModelRef.parse(name).is_asked:
@@ -87,7 +99,7 @@ def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str
     if equals and (model in SCRIPTED or model in baselines or model in plugin_names(model)):
         raise ConfigError(f"--policy {text!r}: {model} keeps its own name; write --policy {model}")
 
-    # 3. Chat models, and methods that any model can play by
+    # 4. Chat models, and a method by which any model can play: METHOD:MODEL
     api_models = chat_parts(model, methods)
     method, checkpoint = method_of(model, methods)
     if api_models:
@@ -99,7 +111,7 @@ def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str
     if method:
         return _player(name, checkpoint, method=method)
 
-    # 4. A checkpoint, perhaps with a reflector
+    # 5. A checkpoint: NAME=CHECKPOINT or NAME=CHECKPOINT+REFLECTOR
     if equals:
         folders = _split_folders(model)
         if folders is not None:
@@ -109,17 +121,19 @@ def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str
     if is_complete and not ModelRef.parse(policy).is_asked:
         return _player(name, policy, reflector)
 
-    # 5. Nothing of these
-    names = [*SCRIPTED, *baselines, *(f"{method}:MODEL" for method in methods), *plugin_names(text)]
+    # 6. None of these forms
+    names = [*SCRIPTED, *baselines]
+    names += [f"{method}:MODEL" for method in methods]
+    names += plugin_names(text)
     hint = "" if equals else _hint(text, names)
     raise ConfigError(
-        f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, a run's folder, or one of"
-        f" {', '.join(names)}{hint}"
+        f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, a run's folder, or"
+        f" one of {', '.join(names)}{hint}"
     )
 
 
 def method_of(text: str, methods: Iterable[str]) -> tuple[str, str]:
-    """(method, model) of a --policy METHOD:MODEL; ("", text) of any other.
+    """(method, model) of a --policy METHOD:MODEL; ("", text) of any other text.
 
     >>> method_of("mem1:openai:small", ("mem1",)), method_of("openai:small", ("mem1",))
     (('mem1', 'openai:small'), ('', 'openai:small'))
@@ -129,39 +143,49 @@ def method_of(text: str, methods: Iterable[str]) -> tuple[str, str]:
 
 
 def chat_parts(text: str, methods: Iterable[str] = ()) -> list[str]:
-    """The chat models of a --policy without its name: one that acts, or two, of which the second reflects; none for
-    other policies. One of `methods` has one. A decision model acts alone.
+    """The chat or decision models in a --policy, if it has no other models.
+
+    text: the --policy without its NAME=. The first model acts, and the second, if there is one,
+    comments. A method has one model. A decision model plays without a second one and without a
+    method. Empty for other policies.
     """
     method, model = method_of(text, methods)
     parts = model.split("+")
     models = [ModelRef.parse(part) for part in parts]
 
-    # 1. All are asked, and as many as can play together
-    if not all(model.is_asked for model in models) or len(models) > (1 if method else 2):
+    # 1. All models are asked over HTTP, and there are not too many
+    most_models = 1 if method else 2
+    if not all(model.is_asked for model in models) or len(models) > most_models:
         return []
-    # 2. A decision model is alone
+
+    # 2. All are chat models, or there is just a decision model
     is_alone = len(models) == 1 and not method
-    return parts if is_alone or all(model.is_chat for model in models) else []
+    if is_alone or all(model.is_chat for model in models):
+        return parts
+    return []
 
 
 def refuse_without_model(*models: ModelRef | None) -> None:
-    """Raises ConfigError if one of the models is the name of comments without a model."""
+    """Raises ConfigError if one of the models is just a source of comments, e.g. oracle."""
     for model in models:
         if model is not None and model.only_comments:
             raise ConfigError(
-                f"'{model}' is no model; evaluate and play take it behind the + of --policy NAME=CHECKPOINT+{model}"
+                f"'{model}' is no model; evaluate and play take it behind the + of --policy"
+                f" NAME=CHECKPOINT+{model}"
             )
 
 
 def model_folders(models: Iterable[ModelRef | None]) -> list[Path]:
-    """The folders among `models`, as inputs of a run; a hub id is one of its settings."""
+    """The folders of those of `models` that are in folders, without repeats."""
     distinct = [model for model in dict.fromkeys(models) if model is not None]
     return [model.folder for model in distinct if model.folder is not None]
 
 
 def plugin_names(text: str) -> list[str]:
-    """The players of installed packages, if `text` may name one."""
-    return [] if "=" in text else sorted(plugins(PLUGINS))
+    """The names of players of installed packages; none if `text` cannot be such a name."""
+    if "=" in text:
+        return []
+    return sorted(plugins(PLUGINS))
 
 
 def _player(
@@ -171,16 +195,19 @@ def _player(
     *,
     method: str = "",
 ) -> Player:
-    """A player with models. Raises ConfigError where the policy is none."""
-    model = ModelRef.parse(policy)
+    """The player with these models. Raises ConfigError if the policy is not a model."""
+    policy_model = ModelRef.parse(policy)
     if not method:
-        refuse_without_model(model)
-    return Player(name, model, ModelRef.parse(reflector) if reflector else None, method)
+        refuse_without_model(policy_model)
+    reflector_model = ModelRef.parse(reflector) if reflector else None
+    return Player(name, policy_model, reflector_model, method)
 
 
 def _split_folders(text: str) -> tuple[str, str] | None:
-    """The folder of a policy that `text` begins with, and its reflector, "" for none; None without such a folder. The
-    names of folders may hold "=" and "+"; a reflector's folder is taken before a name that is none.
+    """(folder of the policy, reflector or "") of a text FOLDER or FOLDER+REFLECTOR.
+
+    None if the text does not begin with a folder. Names of folders may contain "=" and "+". If the
+    text can be split in several ways, one with a folder as the reflector is preferred.
     """
     pairs = [(text, "")]
     for place in reversed(range(len(text) - 1)):
@@ -194,8 +221,11 @@ def _split_folders(text: str) -> tuple[str, str] | None:
 
 
 def _hint(text: str, names: Sequence[str]) -> str:
-    """What a --policy without a name probably means: one of the `names`, a folder, or a chat model."""
-    # 1. A name that is nearly right
+    """The end of an error message: what a --policy without a name probably means.
+
+    names: of the players that can be given without NAME=.
+    """
+    # 1. A typing mistake in a name
     close_names = difflib.get_close_matches(text, names, n=1)
     if close_names:
         return f"; did you mean {close_names[0]}?"
@@ -204,16 +234,22 @@ def _hint(text: str, names: Sequence[str]) -> str:
     folders = {
         folder.name: folder for folder in sorted(Path("results").glob("**/")) if checkpoints(folder)
     }
-    close_runs = difflib.get_close_matches(_run_name(Path(text.partition("+")[0])), folders, n=1)
+    run_name = _run_name(Path(text.partition("+")[0]))
+    close_runs = difflib.get_close_matches(run_name, folders, n=1)
     if close_runs:
         return f"; did you mean {close_runs[0]}={folders[close_runs[0]]}?"
 
     # 3. Something else
     if text.startswith("results/"):
         return "; there is no such run"
-    return f"; a chat model is openai:{text} or local:{text}, and a model in a folder or on the hub NAME={text}"
+    return (
+        f"; a chat model is openai:{text} or local:{text}, and a model in a folder or on the hub"
+        f" NAME={text}"
+    )
 
 
 def _run_name(checkpoint: Path) -> str:
-    """The name of the folder of the run that made `checkpoint`, or of any other model's folder."""
-    return checkpoint.parent.name if CHECKPOINT.fullmatch(checkpoint.name) else checkpoint.name
+    """The name of the run that wrote `checkpoint`, or the name of any other model's folder."""
+    if CHECKPOINT.fullmatch(checkpoint.name):
+        return checkpoint.parent.name
+    return checkpoint.name

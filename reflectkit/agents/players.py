@@ -1,4 +1,4 @@
-"""Builds the agents of players: scripted ones, baselines of an env, checkpoints, and chat and decision models."""
+"""Agents of players, built from checkpoints, chat and decision models, and scripts."""
 
 from __future__ import annotations
 
@@ -30,12 +30,15 @@ if TYPE_CHECKING:
     from reflectkit.agents.decision_players import DecisionModel
     from reflectkit.chat.client import Budget, ChatClient
 
-LONGEST_NAME = 100  # characters of a model's name in a file name
+LONGEST_NAME = 100
+"""The maximum length of a model's name in the name of a file, in characters."""
 
 
 def journal_path(folder: Path, endpoint: Endpoint) -> Path:
-    """Where a chat model's answers are kept. A model whose name cannot be a file's gets a checksum of it into the name
-    of its journal, so that no two models share one.
+    """The file in `folder` that keeps the answers of a chat model.
+
+    If the name of the model has characters that names of files may not have, a checksum follows it.
+    So no two models share a file.
 
     >>> journal_path(Path(), Endpoint("local", "a_b")).name, journal_path(Path(), Endpoint("local", "a/b")).name
     ('evaluate_local_a_b.jsonl', 'evaluate_local_a_b~c14cddc0.jsonl')
@@ -49,7 +52,7 @@ def journal_path(folder: Path, endpoint: Endpoint) -> Path:
 
 
 class PlayingConfig(Protocol):
-    """The settings of a command that makes players."""
+    """The settings of a command that plays."""
 
     sampler: SamplerConfig
     engine: PlayerEngineConfig
@@ -60,16 +63,16 @@ class PlayingConfig(Protocol):
 
     @property
     def decisions(self) -> DecisionConfig:
-        """How decision models are asked."""
+        """Settings of decision models."""
 
 
 @dataclass(frozen=True)
 class PlayersSetup:
-    """What players are made with."""
+    """The settings from which `Players` builds agents."""
 
     config: PlayingConfig
     players: tuple[Player, ...]
-    """All of them."""
+    """All players of the command."""
     kind: type[Env]
     """The env's class."""
     env_folder: Path
@@ -77,25 +80,29 @@ class PlayersSetup:
     folder: Path = Path()
     """The folder of the env's SFT rows."""
     history_tokens: int = HISTORY_TOKENS
-    """Tokens of earlier turns that a chat model reads."""
+    """The maximum number of tokens of earlier turns that a chat model reads."""
     truncation: Truncation = EVERYTHING
-    """Which outcomes the policy may draw."""
+    """Limits to what the policy may draw."""
 
     def endpoint_of(self, model: str) -> Endpoint:
-        """The endpoint of a chat model in a --policy; with local models, --base-url applies only to them. Raises
-        ConfigError.
+        """The endpoint of a chat or decision model in a --policy.
+
+        If some models are local, --base-url is only for them. Raises ConfigError.
         """
-        has_local = any(
-            name.startswith("local:") for player in self.players for name in player.api_models
-        )
-        base_url = (
-            self.config.chat.base_url if model.startswith("local:") or not has_local else None
-        )
+        names = [name for player in self.players for name in player.api_models]
+        has_local = any(name.startswith("local:") for name in names)
+        base_url = None
+        if model.startswith("local:") or not has_local:
+            base_url = self.config.chat.base_url
         return parse_endpoint(model, base_url, "--policy", "", decides=True)
 
 
 class Players:
-    """Builds the agents of players. Each reflector is loaded once, and players share its memo."""
+    """Builds the agents of players.
+
+    Each reflector is loaded once, and players share its cache of comments. Chat models share one
+    budget.
+    """
 
     def __init__(self, setup: PlayersSetup) -> None:
         self.setup = setup
@@ -105,10 +112,10 @@ class Players:
         self._stack = contextlib.ExitStack()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to chat models."""
         self._stack.close()
 
-    # ------------------------------------------------------------------------------------------------------- agents
+    # --------------------------------------------------------------------------------------- agents
 
     def agent(self, player: Player) -> Agent:
         """The agent of `player`. Raises CheckpointError, ConfigError."""
@@ -124,24 +131,34 @@ class Players:
         return self._scripted_agent(player.name)
 
     def _chat_agent(self, player: Player) -> Agent:
-        """A chat model that plays, with the comments of another if there is one, or by a published method."""
+        """A chat model that acts, perhaps with the comments of another one, or by a published
+        method.
+        """
         from reflectkit.chat.players import ChatMethod, ChatPolicy
 
         client, *reflectors = [self._client(model) for model in player.api_models]
         if player.method:
             return ChatMethod(player.method, client)
-        return ChatPolicy(client, reflectors[0] if reflectors else None, self.setup.history_tokens)
+        reflector = reflectors[0] if reflectors else None
+        return ChatPolicy(client, reflector, self.setup.history_tokens)
 
     def _checkpoint_agent(self, player: Player, policy: ModelRef) -> Agent:
-        """A `policy` whose weights are here, with the comments of the player's reflector if it has one."""
+        """A checkpoint that acts, with the comments of the player's reflector if it has one."""
         from reflectkit.agents.two_player import TwoPlayerAgent
 
+        # 1. The comments
         config = self.setup.config
+        commentator = None
+        if player.reflector is not None:
+            commentator = self.reflector(player.reflector)
+            commentator = config.sampler.swapped(commentator, self.setup.folder)
+
+        # 2. The agent
+        opening = Opening(str(policy), config.device, engine=config.engine)
         method = player.method
-        commentator = self.reflector(player.reflector) if player.reflector else None
         agent = TwoPlayerAgent(
-            config.sampler.open_policy(Opening(str(policy), config.device, engine=config.engine)),
-            commentator and config.sampler.swapped(commentator, self.setup.folder),
+            config.sampler.open_policy(opening),
+            commentator,
             answer=config.sampler.answer_of(policy),
             temperature=config.temperature,
             truncation=self.setup.truncation,
@@ -151,6 +168,8 @@ class Players:
             show=True,
             calibration=calibration_of(policy.path),
         )
+
+        # 3. The published method by which it plays
         if method:
             from reflectkit.chat.players import ModelMethod
 
@@ -158,7 +177,9 @@ class Players:
         return agent
 
     def _scripted_agent(self, name: str) -> Agent:
-        """A player without a model: oracle, random, a baseline of the env, or one of an installed package."""
+        """A player without a model: oracle, random, a baseline of the env, or one of an installed
+        package.
+        """
         from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
 
         if name == "oracle":
@@ -169,17 +190,20 @@ class Players:
             return resolve("player", name, {}, PLUGINS)()  # type: ignore[no-any-return]
         return Baseline(name)
 
-    # --------------------------------------------------------------------------------------------------- reflectors
+    # ----------------------------------------------------------------------------------- reflectors
 
     def reflector(self, model: ModelRef) -> Any:
-        """Who comments: the `Reflector` of a checkpoint, a chat or decision model, the env's teacher, or nobody. Raises
-        CheckpointError, ConfigError.
+        """The source of comments called `model`, the same one for all players.
+
+        It is a reflector from a checkpoint, a chat or decision model, the env's teacher, or empty
+        comments. Raises CheckpointError, ConfigError.
         """
         if model not in self._reflectors:
             self._reflectors[model] = self._open_reflector(model)
         return self._reflectors[model]
 
     def _open_reflector(self, model: ModelRef) -> Any:
+        """A new source of comments called `model`."""
         from reflectkit.agents.two_player import NoComments, TeacherComments
 
         if model.is_teacher:
@@ -201,10 +225,10 @@ class Players:
         sampler = config.sampler.open_reflector(model.text, config.device, engine=config.engine)
         return reflector_of(sampler, model.facts, model.text)
 
-    # -------------------------------------------------------------------------------------- chat and decision models
+    # --------------------------------------------------------------------- chat and decision models
 
     def stop_if_spent(self, player: Player) -> None:
-        """Raises BudgetSpentError if the budget of a chat model that acts as `player` ran out."""
+        """Raises BudgetSpentError if `player` asks chat models, and the budget ran out."""
         if not player.is_asked:
             return
         for model in player.api_models:
@@ -213,23 +237,26 @@ class Players:
                 client.stop_if_spent("finished episodes are kept")
 
     def report(self, progress: Progress) -> None:
-        """Report unusable lines in the chat models' journals, and how their servers had to be asked otherwise."""
+        """Report unusable lines in chat models' journals, and peculiarities of their servers."""
         for client in self._clients.values():
             client.report(progress)
 
     @property
     def usage(self) -> dict[str, dict[str, float]]:
-        """Usage of each chat model."""
+        """The usage of each chat and decision model, by its name."""
         return {name: client.usage for name, client in self._clients.items()}
 
     def _decision_model(self, client: ChatClient) -> DecisionModel:
+        """The decision model that is asked through `client`."""
         from reflectkit.agents.decision_players import DecisionModel
 
         return DecisionModel(client, rules=not self.setup.config.decisions.plain_questions)
 
     def _client(self, model: str, *, reflects: bool = False) -> ChatClient:
-        """The client of a chat model, which players share. reflects: for the comments that a checkpoint reads, which
-        are greedy and have a journal of their own.
+        """The client of a chat or decision model, which players share.
+
+        reflects: whether the model comments for a checkpoint. Its comments are greedy, and have a
+        journal of their own.
         """
         config = self.setup.config
         endpoint = self.setup.endpoint_of(model)
@@ -237,16 +264,18 @@ class Players:
         if name in self._clients:
             return self._clients[name]
 
-        # 1. One budget for all, and a journal for each
+        # 1. The budget of all models
         from reflectkit.chat.client import Budget, client_at
 
         if self._budget is None:
             self._budget = Budget(config.chat.max_cost_usd)
+
+        # 2. The journal of this model
         journal = journal_path(self.setup.env_folder, endpoint)
         if reflects:
             journal = journal.with_name(journal.name.replace("evaluate", "reflector", 1))
 
-        # 2. Its connection
+        # 3. The connection
         temperature = 0.0 if reflects or endpoint.decides else config.temperature
         client = client_at(config.chat, endpoint, journal, self._budget, temperature)
         self._clients[name] = self._stack.enter_context(client)

@@ -1,4 +1,4 @@
-"""Agents that need no model: the oracle, with mistakes mixed in or not, a random agent, and replays of records."""
+"""Agents without a model: the oracle, demonstrators, a random agent, and replays of records."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from reflectkit.types import Decision, Observation, ToolCall, ToolUse
 
 
 class Demonstrator:
-    """The oracle, which errs on purpose with probability `noise` (a wrong move that does not end the episode).
+    """The oracle, with a wrong move on purpose in a share `noise` of the turns.
 
-    Each decision carries the teacher's reflection on the state and a note: "mistake" for a wrong move, "correction" for
-    the right move after it, "positive" for the rest.
+    A wrong move never ends the episode. Each decision has the teacher's comment on the state, and a
+    note: "mistake" for a wrong move, "correction" for the right move after it, and "positive" for
+    any other.
     """
 
     def __init__(self, noise: float) -> None:
@@ -25,33 +26,42 @@ class Demonstrator:
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The oracle's action, or a mistake."""
-        chance = generator(context.seed, "demonstrator")  # draws the comment before the mistake
+        # 1. The comment, which is drawn before the mistake
         teacher = teacher_of(context.env)
-        after_mistake = teacher.note() == "mistake"
-        reflection = teacher.comment(chance)
+        is_after_mistake = teacher.note() == "mistake"
+        chance = generator(context.seed, "demonstrator")
+        comment = teacher.comment(chance)
+
+        # 2. A mistake
         mistakes = teacher.mistakes()
         if mistakes and chance.random() < self.noise:
-            return Decision(chance.choice(mistakes), reflection, note="mistake")
-        note = "correction" if after_mistake else "positive"
-        return Decision(_best(teacher), reflection, note=note)
+            return Decision(chance.choice(mistakes), comment, note="mistake")
+
+        # 3. Or the best action
+        note = "correction" if is_after_mistake else "positive"
+        return Decision(_best_action(teacher), comment, note=note)
 
 
-def _best(teacher: Teacher) -> Action:
-    """The teacher's action."""
+def _best_action(teacher: Teacher) -> Action:
+    """The teacher's action. Calls without a text get one in the plain form, which records keep."""
     action = teacher.action()
     if isinstance(action, ToolUse) and action.calls and not action.text:
-        return use_of(action.calls)  # with a text in the plain form, which records keep
+        return use_of(action.calls)
     return action
 
 
 class Recovery:
-    """Plays a negative example: best actions, one of the env's `slips`, the correction by `teacher`, best actions."""
+    """Plays a negative example: a slip, the correction by the agent `teacher`, and best actions.
+
+    A slip is a mistake that the env offers for such examples. Until it offers one, best actions are
+    played.
+    """
 
     def __init__(self, teacher: Agent) -> None:
         self.teacher = teacher
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """A best action, a slip, or the teacher's correction; the slip is drawn with the turn's seed."""
+        """The agent's correction after a slip; otherwise a slip, or the best action."""
         teacher = teacher_of(context.env, "action", "slips", "note", "comment")
         if teacher.note() == "mistake":
             return await self.teacher.decide(observation, context)
@@ -59,44 +69,45 @@ class Recovery:
         slips = teacher.slips()
         if slips:
             return Decision(chance.choice(slips), teacher.comment(chance), note="mistake")
-        return Decision(_best(teacher), teacher.comment(chance), note="positive")
+        return Decision(_best_action(teacher), teacher.comment(chance), note="positive")
 
 
 class RandomAgent:
-    """Any legal action, each as likely as the others."""
+    """Draws any legal action, all equally likely."""
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """An action that the turn's own seed draws."""
+        """An action, drawn with the turn's seed. Raises ConfigError if the env does not list them."""
         chance = generator(context.seed, "random")
         if observation.tools or observation.replies:
-            return _any_calls(observation, chance)
+            return _random_calls(observation, chance)
         if observation.choices:
             return Decision(chance.randrange(len(observation.choices)))
         env: Any = context.env
         if not hasattr(env, "legal"):
             raise ConfigError(
-                f"env '{env.name}' takes text, and has no legal(): nothing to draw at random; leave out the player"
-                " random, or define legal(), a list of texts"
+                f"env '{env.name}' takes text, and has no legal(): nothing to draw at random; leave"
+                " out the player random, or define legal(), a list of texts"
             )
         return Decision(chance.choice(env.legal()))
 
 
 class AnyAction(RandomAgent):
-    """Any legal action; where the env takes words, none."""
+    """Draws any legal action. In an env that takes text, it ends the episode instead."""
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """An action that the turn's own seed draws."""
+        """An action that is drawn with the turn's seed, or a decision to end the episode."""
         if observation.choices or observation.tools:
             return await super().decide(observation, context)
         return Decision("", truncation_reason="words")
 
 
 class Oracle:
-    """The best action, always."""
+    """Takes the best action in each turn."""
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The env's own answer."""
-        return Decision(_best(teacher_of(context.env, "action")))
+        """The action of the env's teacher."""
+        teacher = teacher_of(context.env, "action")
+        return Decision(_best_action(teacher))
 
 
 class Baseline:
@@ -106,30 +117,34 @@ class Baseline:
         self.name = name
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """What the rule says."""
+        """The action that the rule determines."""
         env: Any = context.env
         return Decision(env.baseline(self.name))
 
 
 class Replay:
-    """Replays recorded steps; the env recreates the observations.
+    """Replays the actions of recorded steps. The env makes the observations again.
 
-    steps: `Step`s of `data.problems`. where: the record's name in errors.
+    steps: `Step`s of `data.problems`. where: the name of the record, for errors.
     """
 
     def __init__(self, steps: Sequence[Any], where: str) -> None:
         self.steps, self.where = steps, where
         self.next = 0
-        """The index of the step that follows."""
+        """The index of the next step."""
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The next recorded step. Raises DataError if the env does not offer it."""
+        """The next recorded step.
+
+        Raises DataError if there are no more steps, or the env does not offer the action.
+        """
+        # 1. The next step
         if self.next >= len(self.steps):
             fix = "the demonstration ends before its episode does; make it again"
             raise DataError(self.where, fix)
         step = self.steps[self.next]
 
-        # The text of the step as the env takes it: calls, or the index of a choice
+        # 2. Its text as the action that the env takes: calls, the index of a choice, or a text
         action: int | str | ToolUse = step.cmd
         if observation.tools:
             action = parse(step.cmd, observation.tools, PLAIN, replies=observation.replies)
@@ -143,11 +158,12 @@ class Replay:
 
 
 class Marker(Replay):
-    """Replays steps, and collects in `notes` the env's mark of the previous action before each."""
+    """Replays steps, and collects the env's notes on them."""
 
     def __init__(self, steps: Sequence[Any], where: str) -> None:
         super().__init__(steps, where)
         self.notes: list[str] = []
+        """Before each step, the note on the step before it."""
         self.teacher: Teacher | None = None
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
@@ -157,48 +173,66 @@ class Marker(Replay):
         return await super().decide(observation, context)
 
     def mistakes(self) -> list[bool]:
-        """Whether each action so far was a mistake, as the env marks it."""
-        last = [self.teacher.note()] if self.teacher else []
-        return [note == "mistake" for note in [*self.notes[1:], *last]]
+        """Whether each step so far was a mistake, according to the env's note on it."""
+        # The first note is about no step, and the note on the last step has not been collected
+        notes = self.notes[1:]
+        if self.teacher:
+            notes = [*notes, self.teacher.note()]
+        return [note == "mistake" for note in notes]
 
 
-def _any_calls(observation: Observation, chance: random.Random) -> Decision:
-    """Up to two random calls, or, in a conversation, one or a reply; texts consist of one to four words of the
-    observation.
+def _random_calls(observation: Observation, chance: random.Random) -> Decision:
+    """Up to two random calls; in a conversation one call, or a reply.
+
+    Texts consist of one to four words of the observation.
     """
+    # 1. How many calls
     words = observation.text.split() or ["nothing"]
     count = 0
     if observation.tools:
         count = chance.randrange(2 if observation.replies else 3)
+
+    # 2. The calls, with a value for each parameter of the tool
     calls = []
     for _ in range(count):
         tool = chance.choice(observation.tools)
         properties = tool.parameters.get("properties", {})
-        arguments = {name: _any_value(schema, words, chance) for name, schema in properties.items()}
+        arguments = {}
+        for name, schema in properties.items():
+            arguments[name] = _random_value(schema, words, chance)
         calls.append(ToolCall(tool.name, arguments))
+
+    # 3. Or a reply
     if observation.replies and not calls:
-        return Decision(ToolUse(_any_words(words, chance)))
+        return Decision(ToolUse(_random_words(words, chance)))
     return Decision(use_of(calls))
 
 
-def _any_value(
+def _random_value(
     schema: Mapping[str, Any] | bool, words: Sequence[str], chance: random.Random
 ) -> Any:
-    """A value of the schema's type; text where it allows any."""
+    """A value of the schema's type, or a text if the schema allows any type."""
+    # 1. One of the values that are listed
     if isinstance(schema, bool):
         schema = {}
     if schema.get("enum"):
         return chance.choice(schema["enum"])
+
+    # 2. A value of the type, or of one of the types
     kind = schema.get("type", "string")
     if isinstance(kind, list) and kind:
         kind = chance.choice(kind)
     if kind == "null":
         return None
     if kind == "array":
-        return [_any_value(schema.get("items", {}), words, chance)]
+        return [_random_value(schema.get("items", {}), words, chance)]
     simple = {"integer": 1, "number": 1.0, "boolean": True, "object": {}}
-    return simple[kind] if kind in simple else _any_words(words, chance)
+    if kind in simple:
+        return simple[kind]
+    return _random_words(words, chance)
 
 
-def _any_words(words: Sequence[str], chance: random.Random) -> str:
-    return " ".join(chance.choices(words, k=chance.randint(1, 4)))
+def _random_words(words: Sequence[str], chance: random.Random) -> str:
+    """One to four of `words`."""
+    count = chance.randint(1, 4)
+    return " ".join(chance.choices(words, k=count))

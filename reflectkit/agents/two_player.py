@@ -1,11 +1,12 @@
-"""The two players: a reflector comments on what is seen, a policy acts on the comment, by a choice, by calls of
-tools, or in its own words.
+"""The two players: a reflector comments on each observation, and a policy reads the comment and
+acts.
 
-Each asks a `Sampler`; this file knows prompts, comments and decisions, and no model. Without a reflector the policy
-acts on the observation alone (the plain arm).
+The policy acts by a choice, by calls of tools, or by a text. Without a reflector it reads the
+observation alone (the plain arm). Both players ask a `Sampler`. This file makes prompts, comments
+and decisions, and knows no model.
 
-In prompts and in a `Decision`, a comment is called a reflection. A hint is a comment that the policy did not read, and
-a thought one that it wrote itself.
+In prompts and in a `Decision`, a comment is called a reflection. A *hint* is a comment that the
+policy did not read, and a *thought* is one that it wrote itself.
 """
 
 from __future__ import annotations
@@ -66,35 +67,41 @@ class CommentSource(Protocol):
     """Comments on each turn before the policy acts."""
 
     async def remark(self, observation: Observation, context: Context) -> str:
-        """A comment in one line; a `PaidComment` or a `TypedComment` where more is known of it."""
+        """A comment in one line: a text, a `PaidComment` with a price, or a `TypedComment` with
+        answers.
+        """
 
 
 class TeacherComments:
     """The comments of the env's own teacher, which are always true."""
 
     async def remark(self, observation: Observation, context: Context) -> str:
-        """The teacher's comment on the state of the turn's env. Raises ConfigError if it has no oracle teacher."""
-        return teacher_of(context.env, "comment").comment(generator(context.seed, "comment"))
+        """The teacher's comment on the env's state. Raises ConfigError if the env has no such
+        teacher.
+        """
+        teacher = teacher_of(context.env, "comment")
+        return teacher.comment(generator(context.seed, "comment"))
 
 
 class NoComments:
-    """An empty comment in each turn, with the marker around it."""
+    """An empty comment in each turn. The prompt still has the marker of a comment."""
 
     async def remark(self, observation: Observation, context: Context) -> str:
-        """Nothing."""
+        """An empty text."""
         return ""
 
 
 REFLECTOR_ANSWER = "reflector: "
-"""What the names of a reflector's answers begin with in a decision."""
-DRAWS = 1000  # at most, until a comment is found that is on another state
+"""The prefix in the names of a reflector's answers in a decision."""
+DRAWS = 1000
+"""The maximum number of draws until a comment on another state is found."""
 
 
 class ShuffledComments:
-    """Comments of `source`, of which a share is replaced by comments on other states.
+    """The comments of `source`, some of which are replaced by comments on other states.
 
-    others: what to draw those from, a reflector's prompt on a state and a comment on it, at least one. share: 0 … 1.
-    The turn's seed decides which turns.
+    others: at least one pair of a reflector's prompt and the comment on that state, to draw from.
+    share: the share of turns whose comment is replaced, 0 to 1. The turn's seed decides.
     """
 
     def __init__(
@@ -105,45 +112,52 @@ class ShuffledComments:
         self.share = share
 
     async def remark(self, observation: Observation, context: Context) -> str:
-        """Another state's comment, or the comment of `source`, which is called only then. Raises ConfigError if there
-        seems to be none on another state.
+        """The comment of `source`, or a comment on another state; `source` is not asked for both.
+
+        Raises ConfigError if no draw gives a comment on another state.
         """
-        # 1. Whether this turn gets its own
+        # 1. The comment on this state
         chance = generator(context.seed, "swapped comment")
         if chance.random() >= self.share:
             return await self.source.remark(observation, context)
 
-        # 2. One that is not about this state, as far as its prompt and the teacher say
-        here = reflection_prompt(observation)
+        # 2. Or one with another prompt, which the teacher does not confirm on this state
+        prompt_here = reflection_prompt(observation)
         for _ in range(DRAWS):
             prompt, comment = chance.choice(self.others)
-            if prompt != here and not _is_true(context.env, comment):
+            if prompt != prompt_here and not _is_true(context.env, comment):
                 return comment
         raise ConfigError(
-            f"--swap-comments: the {len(self.others)} comments are on this state; give --swap-from more"
+            f"--swap-comments: the {len(self.others)} comments are on this state; give --swap-from"
+            " more"
         )
 
 
 def _is_true(env: Env, comment: str) -> bool:
-    """Whether the teacher of an env that is being played confirms `comment` on its state."""
-    if getattr(env, "over", True):
-        return False  # as in `serve`
+    """Whether the env's teacher confirms `comment` on its state; False if it cannot say."""
+    if getattr(env, "over", True):  # no episode is being played, as in `serve`
+        return False
     teacher = env.teacher()
     return teacher.has("confirms") and teacher.confirms(comment)
 
 
-MEMO_LIMIT = 200_000  # comments; a full memo starts again
-MEMO_CHARACTERS = 50_000_000  # of prompts whose tokens are remembered
-COMMENT_TOKENS = 100  # at most, in a comment
+MEMO_LIMIT = 200_000
+"""The maximum number of comments in a memo. A full memo is cleared."""
+MEMO_CHARACTERS = 50_000_000
+"""The length of all prompts, in characters, whose tokens are kept. Then the memo is cleared."""
+COMMENT_TOKENS = 100
+"""The maximum length of a comment, in tokens."""
 NEVER_END = 0.95
-"""Share of answers without an end from which on the end of the model's turns may be unknown."""
+"""If at least this share of answers has no end, the token that ends the model's turns may be
+unknown.
+"""
 
 
 class Reflector:
-    """A model that writes one line about an observation.
+    """A model that writes a comment of one line on an observation.
 
-    Greedy comments depend only on their prompt and are cached; `forget` drops them when the model
-    was trained.
+    Greedy comments depend only on their prompt, and are cached. After the model was trained,
+    `forget` clears the cache.
     """
 
     def __init__(
@@ -155,36 +169,42 @@ class Reflector:
     ) -> None:
         self.sampler, self.temperature, self.max_new_tokens = sampler, temperature, max_new_tokens
         self.memo: dict[str, str] = {}
-        """Comments by the hash of their prompt; empty if they are sampled."""
-        self.requests = self.writes = self.tokens = 0
-        """Number of comments that were requested, of those that the model wrote, and of the tokens in these."""
+        """Greedy comments, by the hash of their prompt."""
+        self.requests = 0
+        """The number of comments that were requested."""
+        self.writes = 0
+        """The number of comments that the model wrote."""
+        self.tokens = 0
+        """The number of tokens in the comments that the model wrote."""
         self._stop_ids = _line_ends(sampler)
         self._new: dict[str, str] = {}
 
     @property
     def hits(self) -> int:
-        """Number of comments from the memo."""
+        """The number of comments that came from the memo."""
         return self.requests - self.writes
 
     async def comment(self, observation: Observation, seed: int) -> str:
-        """A comment on `observation`; "" if the prompt leaves no room for it. `seed` matters only if comments are
-        sampled.
+        """A comment on `observation`; "" if the prompt leaves no room for one.
+
+        seed: of the sampling; greedy comments do not depend on it.
         """
         prompt = reflection_prompt(observation)
         self.requests += 1
 
-        # 1. One that is sampled is new each time
+        # 1. A sampled comment is a new one each time
         if self.temperature > 0:
             self.writes += 1
             comment, tokens = await self._write(prompt, seed, self.temperature)
             self.tokens += tokens
             return comment.text
 
-        # 2. A greedy one is the same for the same prompt
+        # 2. A greedy comment is the same for the same prompt
         key = hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
         if key not in self.memo:
             comment, tokens = await self._write(prompt, 0, 0.0)
-            if key not in self.memo:  # no other episode has asked for it since
+            # Another episode may have asked for it in the meantime
+            if key not in self.memo:
                 self.writes += 1
                 self.tokens += tokens
                 if len(self.memo) >= MEMO_LIMIT:
@@ -194,15 +214,16 @@ class Reflector:
         return self.memo[key]
 
     async def sampled(self, observation: Observation, temperature: float, seed: int) -> Comment:
-        """A comment on `observation` that is sampled at `temperature` > 0 and not kept; without tokens if the prompt
-        leaves no room for it.
+        """A comment on `observation`, sampled at `temperature` > 0. It is not cached.
+
+        It has no tokens if the prompt leaves no room for one.
         """
         comment, tokens = await self._write(reflection_prompt(observation), seed, temperature)
         self.tokens += tokens
         return comment
 
     def forget(self) -> None:
-        """Forget all comments, as those of other weights."""
+        """Clear the cache, since the comments are those of other weights."""
         self.memo.clear()
         self._new.clear()
 
@@ -217,12 +238,12 @@ class Reflector:
         return list(await asyncio.gather(*map(self.comment, observations, seeds)))
 
     def new_comments(self) -> dict[str, str]:
-        """What was added to the memo since this was last called."""
+        """The comments that were added to the memo since the last call of this method."""
         new, self._new = self._new, {}
         return new
 
     async def _write(self, prompt: str, seed: int, temperature: float) -> tuple[Comment, int]:
-        """(the line after `prompt`, number of its tokens)."""
+        """(the comment that the model writes after `prompt`, the number of tokens of its text)."""
         ids = tuple(prompt_ids(self.sampler.tokenizer, prompt))
         if len(ids) >= self.sampler.context:
             return Comment("", ids, (), ()), 0
@@ -241,20 +262,22 @@ class Reflector:
 
 
 class PromptMemo:
-    """The tokens of prompts, which are kept, since episodes repeat prompts.
+    """A cache of the tokens of prompts, which recur in episodes.
 
-    characters: of all prompts together, after which it forgets them.
+    characters: the length of all prompts together after which the cache is cleared.
     """
 
     def __init__(self, tokenizer: Any, characters: int = MEMO_CHARACTERS) -> None:
-        self._tokenizer, self._limit, self._characters = tokenizer, characters, 0
+        self._tokenizer = tokenizer
+        self._limit = characters
+        self._characters = 0
         self._tokens: dict[str, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def ids(self, text: str) -> tuple[int, ...]:
-        """The tokens of `text`."""
+        """The token ids of the prompt `text`."""
         if text not in self._tokens:
             if self._characters > self._limit:
                 self._tokens.clear()
@@ -265,17 +288,27 @@ class PromptMemo:
 
 
 class TwoPlayerAgent:
-    """Asks the policy to choose among the legal actions, or to write a line or calls of tools where there are none.
+    """The agent whose policy chooses among the legal actions, or writes a line or calls of tools.
 
-    A policy that was trained to think first writes its comment itself, and needs no commentator.
+    A policy that was trained to think first writes its comment itself, and has no commentator.
 
-    commentator: None for the plain arm. answer: what it chooses with; see `types.Answer`.
-    temperature: of the sampling; 0 takes the likeliest action. truncation: what of the policy's distribution may be
-    drawn; for evaluation only. reflect_prob: share of decisions that see their comment. distills: the others get theirs
-    too, as a hint that the policy does not read. max_new_tokens: of a line, or
-    of calls. episode_tokens: most tokens in an episode, which is then truncated; 0: no limit. thinking: see
-    `models.chat.Dialogue`. show: record the probabilities of all choices. calibration: the temperature that makes the
-    probabilities of choices fit what is right (`rlft --calibrate`), before that of the sampling; 1 in training.
+    Parameters
+    ----------
+    policy: the sampler of the policy.
+    commentator: the source of comments; None for the plain arm.
+    answer: the form of a choice, see `types.Answer`.
+    temperature: of the sampling; 0 takes the likeliest action.
+    truncation: the part of the policy's distribution that may be drawn; for evaluation only.
+    reflect_prob: the share of decisions whose comment the policy reads.
+    distills: whether the other decisions get a comment too, as a hint that the policy does not
+    read.
+    max_new_tokens: the maximum length of a line, or of calls.
+    episode_tokens: the maximum number of tokens in an episode, which is then truncated; 0 for no
+    limit.
+    thinking: see `models.chat.Dialogue`.
+    show: whether decisions record the probabilities of all choices.
+    calibration: the temperature at which the probabilities of choices fit the right answers
+    (`rlft --calibrate`). It is applied before that of the sampling; 1 in training.
     """
 
     def __init__(
@@ -294,33 +327,44 @@ class TwoPlayerAgent:
         show: bool = False,
         calibration: float = 1.0,
     ) -> None:
-        # 1. The policy and what it answers
-        self.policy, self.answer = policy, answer
-        self.temperature, self.truncation, self.calibration = temperature, truncation, calibration
-        self.max_new_tokens, self.episode_tokens = max_new_tokens, episode_tokens
-        self.thinking, self.show = thinking, show
+        # 1. The policy, and how it answers
+        self.policy = policy
+        self.answer = answer
+        self.temperature = temperature
+        self.truncation = truncation
+        self.calibration = calibration
+        self.max_new_tokens = max_new_tokens
+        self.episode_tokens = episode_tokens
+        self.thinking = thinking
+        self.show = show
 
-        # 2. Who comments
+        # 2. The comments
         self.thinks = policy.role == "think"
-        drop = "the policy was trained with --role think and writes its own comments; drop the reflector"
-        refuse(self.thinks and commentator is not None, drop)
-        self.commentator, self.reflect_prob, self.distills = commentator, reflect_prob, distills
+        refuse(
+            self.thinks and commentator is not None,
+            "the policy was trained with --role think and writes its own comments; drop the"
+            " reflector",
+        )
+        self.commentator = commentator
+        self.reflect_prob = reflect_prob
+        self.distills = distills
         source = commentator.source if isinstance(commentator, ShuffledComments) else commentator
         self.reflector = source if isinstance(source, Reflector) else None
-        """The model that comments, if one does."""
+        """The model that writes the comments; None if they have another source."""
 
-        # 3. What it remembers
+        # 3. The cache of prompts
         self.shares_prompts = False
-        """Whether prompts of the same time begin alike; see `SampleRequest.shared`."""
+        """Whether prompts that are asked at the same time begin alike; see `SampleRequest.shared`.
+        """
         self._prompts = PromptMemo(policy.tokenizer)
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The policy's decision; what it draws depends on the turn's seed alone.
+        """The policy's decision. Its draws depend on the turn's seed alone.
 
-        If the observation is too long for the policy, the decision has a `truncation_reason`. Raises CheckpointError
-        where none ever fits.
+        If the observation is too long for the policy, the decision has a `truncation_reason`.
+        Raises CheckpointError if no observation can fit.
         """
-        # 1. Without a comment, which may follow as a hint
+        # 1. Without a comment, which may be added as a hint
         if self.commentator is None:
             return await self.act_on(observation, None, context)
         if self.reflect_prob < 1 and uniform(context.seed, "reflect") >= self.reflect_prob:
@@ -329,16 +373,21 @@ class TwoPlayerAgent:
                 return decision
             return await self._with_hint(decision, observation, context, self.commentator)
 
-        # 2. With one, and what it took
+        # 2. Or with a comment
         comment = await self.commentator.remark(observation, context)
         decision = await self.act_on(observation, comment, context)
+
+        # 3. The decision with the cost and the answers of the comment
         price = comment.price_usd if isinstance(comment, PaidComment) else 0.0
-        answers = comment.answers if isinstance(comment, TypedComment) else {}
+        answers = {}
+        if isinstance(comment, TypedComment):
+            for name, probabilities in comment.answers.items():
+                answers[f"{REFLECTOR_ANSWER}{name}"] = probabilities
         return replace(
             decision,
             comment_tokens=length_behind(self.policy.tokenizer, comment),
             price_usd=price,
-            answers={f"{REFLECTOR_ANSWER}{name}": shares for name, shares in answers.items()},
+            answers=answers,
         )
 
     async def _with_hint(
@@ -348,11 +397,11 @@ class TwoPlayerAgent:
         context: Context,
         commentator: CommentSource,
     ) -> Decision:
-        """`decision` with a comment that it was made without, and the prompt with that, if it fits."""
+        """`decision` with a hint, and with the prompt that has it, if that fits the context."""
         if decision.truncation_reason:
             return decision
 
-        # 1. The comment
+        # 1. Ask for the comment
         try:
             hint = await commentator.remark(observation, context)
         except EnvironmentFailure as error:
@@ -360,16 +409,20 @@ class TwoPlayerAgent:
         if not hint.strip():
             return replace(decision, hint="")
 
-        # 2. Whether the prompt with it fits, with the longest answer that is read after it
-        prompt = self.prompt(observation, hint, _comments(observation, context.turns, hinted=True))
+        # 2. Check that the prompt with it and the longest answer fit
+        earlier = _comments(observation, context.turns, hinted=True)
+        prompt = self.prompt(observation, hint, earlier)
         labels = self.labels(observation.choices) if observation.choices else ()
         if labels and self.answer != SCORE:
             answer_length = trie(labels).depth
         else:
             answer_length = max(map(len, labels or (decision.token_ids,)))
         if len(prompt) + answer_length > self.policy.context:
-            why = f"a prompt with its comment is {len(prompt)} tokens, but the model reads {self.policy.context}"
-            return replace(decision, hint=hint, hint_failure=why)
+            reason = (
+                f"a prompt with its comment is {len(prompt)} tokens, but the model reads"
+                f" {self.policy.context}"
+            )
+            return replace(decision, hint=hint, hint_failure=reason)
         if observation.tools or observation.replies:
             self.dialogue.remember(prompt, decision.token_ids)
         return replace(decision, hint=hint, hint_prompt_ids=prompt)
@@ -377,7 +430,11 @@ class TwoPlayerAgent:
     def prompt(
         self, observation: Observation, comment: str | None, earlier: Sequence[str | None] = ()
     ) -> tuple[int, ...]:
-        """The policy's prompt. earlier: the comments on the earlier turns, which a conversation shows."""
+        """The token ids of the policy's prompt.
+
+        comment: on this observation; None without one. earlier: the comments on earlier turns,
+        which a conversation shows.
+        """
         if observation.replies:
             observation = with_comments(observation, earlier)
         if observation.tools or observation.replies:
@@ -387,14 +444,14 @@ class TwoPlayerAgent:
     async def act_on(
         self, observation: Observation, comment: str | None, context: Context
     ) -> Decision:
-        """The policy's decision after `comment`; None: without one."""
-        # 1. The prompt, with the comment that a policy that thinks writes itself
+        """The policy's decision after `comment`, or without a comment if that is None."""
+        # 1. The prompt; a policy that thinks first writes the comment in it
         thought: Comment | None = None
         if self.thinks:
             if observation.tools or observation.replies:
                 raise ConfigError(
-                    "a policy that thinks first chooses among actions or writes a line; in an env with tools or a"
-                    " conversation, train --role plain"
+                    "a policy that thinks first chooses among actions or writes a line; in an env"
+                    " with tools or a conversation, train --role plain"
                 )
             thought, too_long = await self._think(observation, context)
             if too_long:
@@ -416,7 +473,7 @@ class TwoPlayerAgent:
         )
 
     async def _think(self, observation: Observation, context: Context) -> tuple[Comment, str]:
-        """(the comment that the policy writes before it acts; why its prompt is too long, or "")."""
+        """(the comment that the policy writes before it acts, why its prompt is too long or "")."""
         prompt = self._ids(thinking_prompt(observation, self.answer))
         request = SampleRequest(
             prompt,
@@ -434,7 +491,7 @@ class TwoPlayerAgent:
 
     @functools.cached_property
     def _acting_ids(self) -> tuple[int, ...]:
-        """What a policy reads between its comment and its action."""
+        """The token ids between a thought and the action after it."""
         return tuple(completion_ids(self.policy.tokenizer, THEN_ACT))
 
     @functools.cached_property
@@ -449,8 +506,8 @@ class TwoPlayerAgent:
         comment: str | None,
         context: Context,
     ) -> Decision:
-        """One of the choices."""
-        # 1. The sampler's answer
+        """The decision for one of the choices, after `prompt` (token ids) with `comment`."""
+        # 1. Sample one of the labels
         labels = self.labels(observation.choices)
         request = SampleRequest(
             prompt,
@@ -466,39 +523,44 @@ class TwoPlayerAgent:
             return Decision(0, comment, truncation_reason=output.too_long)
         if output.token_ids not in labels or len(output.label_logprobs) != len(labels):
             raise ConfigError(
-                f"the sampler was asked for one of {len(labels)} labels, and answered with tokens {output.token_ids}"
-                f" and {len(output.label_logprobs)} log-probabilities"
+                f"the sampler was asked for one of {len(labels)} labels, and answered with tokens"
+                f" {output.token_ids} and {len(output.label_logprobs)} log-probabilities"
             )
 
-        # 2. Drawn again from calibrated probabilities, where the checkpoint has a temperature for that
+        # 2. Draw again from calibrated probabilities, if the checkpoint has a temperature for them
         if self.calibration != 1.0:
             logprobs = tempered(output.label_logprobs, self.calibration)
             output = draw_label(request, logprobs, output.version)
 
-        # 3. The decision
+        # 3. The decision, with the entropy of the choice in nats
         probabilities = tuple(map(math.exp, output.label_logprobs))
-        terms = zip(probabilities, output.label_logprobs, strict=True)
+        pairs = zip(probabilities, output.label_logprobs, strict=True)
+        entropy = -math.fsum(share * logprob for share, logprob in pairs if share > 0)
         return Decision(
             labels.index(output.token_ids),
             comment,
             prompt,
             output.token_ids,
             output.logprobs,
-            entropy=-math.fsum(share * logprob for share, logprob in terms if share > 0),
+            entropy=entropy,
             probabilities=probabilities if self.show else (),
             version=output.version,
         )
 
     def labels(self, choices: tuple[str, ...]) -> tuple[Path, ...]:
-        """The tokens of the policy's answer for each of `choices`. Raises CheckpointError, ConfigError."""
+        """The token ids of the answer for each choice. Raises CheckpointError, ConfigError."""
         return choice_ids(self.policy.tokenizer, choices, self.answer)
 
     @functools.cached_property
     def dialogue(self) -> Dialogue:
-        """How the policy is shown tools."""
-        plain = self.policy.role is not None  # SFT's rows are plain
+        """The form in which the policy reads tools and conversations."""
+        # The rows of SFT have the plain form, which a policy with a role has learned
+        is_plain = self.policy.role is not None
         return Dialogue(
-            self.policy.tokenizer, plain=plain, thinking=self.thinking, context=self.policy.context
+            self.policy.tokenizer,
+            plain=is_plain,
+            thinking=self.thinking,
+            context=self.policy.context,
         )
 
     async def _write(
@@ -508,17 +570,17 @@ class TwoPlayerAgent:
         comment: str | None,
         context: Context,
     ) -> Decision:
-        """A line, or calls of tools."""
-        # 1. How long it may be
+        """The decision to write a line or calls, after `prompt` (token ids) with `comment`."""
+        # 1. Limit its length
         token_limit = self.max_new_tokens
         if self.episode_tokens:
-            spent = sum(len(turn.decision.token_ids) for turn in context.turns)
-            token_limit = min(token_limit, self.episode_tokens - spent)
+            token_count = sum(len(turn.decision.token_ids) for turn in context.turns)
+            token_limit = min(token_limit, self.episode_tokens - token_count)
         if token_limit < 1:
-            why = f"it wrote its {self.episode_tokens} tokens"
-            return Decision(0, comment, truncation_reason=why)
+            reason = f"it wrote its {self.episode_tokens} tokens"
+            return Decision(0, comment, truncation_reason=reason)
 
-        # 2. The sampler's answer
+        # 2. Sample its tokens
         is_dialogue = bool(observation.tools or observation.replies)
         stop_ids = self.dialogue.stop_ids if is_dialogue else self._stop_ids
         request = SampleRequest(
@@ -534,7 +596,7 @@ class TwoPlayerAgent:
         if output.too_long:
             return Decision(0, comment, truncation_reason=output.too_long)
 
-        # 3. What it says
+        # 3. Read the line, the reply or the calls
         text_ids = _text_ids(output, stop_ids)
         action: str | ToolUse
         if not is_dialogue:
@@ -548,6 +610,8 @@ class TwoPlayerAgent:
         thoughts = None
         if observation.tools:
             thoughts = self.dialogue.thought_tokens(output.token_ids)
+
+        # 4. The decision; without a stop token the text was cut off
         return Decision(
             action,
             comment,
@@ -560,7 +624,7 @@ class TwoPlayerAgent:
         )
 
     def _ids(self, text: str) -> tuple[int, ...]:
-        """The prompt's tokens."""
+        """The token ids of the prompt `text`."""
         return self._prompts.ids(text)
 
 
@@ -570,16 +634,17 @@ def _comments(
     *,
     hinted: bool = False,
 ) -> list[str | None]:
-    """The comment that was read before each of the agent's messages; None before one that none of the `turns` wrote.
+    """For each of the agent's messages, the comment that it read before; None without one.
 
-    hinted: the comment without which it was made, where there is one.
+    It is also None for a message that none of the `turns` wrote. hinted: whether the comment is
+    instead the hint, if there is one.
     """
     messages = observation.messages
     comments: list[str | None] = []
     for place, message in enumerate(messages):
         if message.role != "assistant":
             continue
-        # The turn that wrote it has seen the messages before it
+        # The turn that wrote the message has seen exactly the messages before it
         decision = Decision(0)
         for turn in turns:
             earlier = turn.observation.messages
@@ -598,31 +663,38 @@ def cut_report(
     tokenizer: Callable[[], Any],
     role: str | None,
 ) -> str:
-    """What to report about `cut` of the `answers`, which reached their `limit` in tokens; "" unless these are most.
+    """A note about answers that were cut off at the maximum length; "" unless most of them were.
 
-    tokenizer: loads the policy's. role: what the policy was fine-tuned for.
+    cut: the number of answers that were cut off, of `answers`. limit: the maximum length in tokens.
+    tokenizer: loads the policy's tokenizer. role: the role that the policy was fine-tuned for.
     """
     if 2 * cut <= answers:
         return ""
-    news = f"{cut} of {answers} answers were cut at --max-new-tokens {limit}"
+    note = f"{cut} of {answers} answers were cut at --max-new-tokens {limit}"
     if cut < NEVER_END * answers:
-        return news
+        return note
     stop_tokens = Dialogue(tokenizer(), plain=role is not None).stop_tokens
-    ends = ", ".join(stop_tokens) or "none is known"
+    end_tokens = ", ".join(stop_tokens) or "none is known"
     return (
-        f"warning: {news} without an end token ({ends}); raise it, or add the token with which the model ends its turns"
-        " to eos_token_id in its generation_config.json"
+        f"warning: {note} without an end token ({end_tokens}); raise it, or add the token with"
+        " which the model ends its turns to eos_token_id in its generation_config.json"
     )
 
 
 def _line_ends(sampler: Sampler) -> frozenset[int]:
-    """The tokens that end a line: those that end the model's answers, and a newline where that is one token."""
+    """The tokens that end a line: those that end the model's answers, and a newline if it is one
+    token.
+    """
     newline = completion_ids(sampler.tokenizer, "\n")
-    ends = Dialogue(sampler.tokenizer, plain=sampler.role is not None).stop_ids
-    return ends | set(newline) if len(newline) == 1 else ends
+    end_ids = Dialogue(sampler.tokenizer, plain=sampler.role is not None).stop_ids
+    if len(newline) == 1:
+        return end_ids | set(newline)
+    return end_ids
 
 
 def _text_ids(output: SampleOutput, stop_ids: frozenset[int]) -> list[int]:
-    """The tokens without the stop token."""
+    """The token ids of the text, without a stop token at its end."""
     ids = list(output.token_ids)
-    return ids[:-1] if ids and ids[-1] in stop_ids else ids
+    if ids and ids[-1] in stop_ids:
+        return ids[:-1]
+    return ids

@@ -1,7 +1,8 @@
-"""A reflector that answers questions about the state with probabilities, in one pass; its comment is made of them.
+"""Typed reflectors: a comment made of the probabilities that a model gives to answers.
 
-The questions are those that its checkpoint was trained on (`sft --role reflection --typed`). Each is read as
-`decisions.questions` renders it, so a state is read once for all of them.
+Its checkpoint was trained on questions about states (`sft --role reflection --typed`). Each
+question is a prompt that `decisions.questions` renders. These prompts begin with the state, which
+is read once for all of them.
 """
 
 from __future__ import annotations
@@ -28,12 +29,17 @@ from reflectkit.types import (
     from_json,
 )
 
-LIKELY_OPTIONS, LEAST_LIKELY = 3, 0.01
-"""Most options of a question in a comment, and the least probability of one."""
+MOST_OPTIONS = 3
+"""How many options of a question a comment has at most."""
+LEAST_PROBABILITY = 0.01
+"""Options that are less likely are left out of a comment."""
 
 
 def question_about(question: StateQuestion, observation: Observation) -> Question | None:
-    """`question` about the state of `observation`; None where there are no options to choose among."""
+    """`question` about the state of `observation`; None if there are no options.
+
+    A question without options of its own is about the legal actions.
+    """
     options = question.options or observation.choices
     if not options:
         return None
@@ -43,31 +49,36 @@ def question_about(question: StateQuestion, observation: Observation) -> Questio
 
 
 def comment_on(answers: Sequence[tuple[str, Sequence[str], Sequence[float]]]) -> str:
-    """One line of answers, each (name of the question, options, probabilities); of yes and no, that of yes.
+    """A comment in one line, with the likeliest options of each answer and their probabilities.
+
+    answers: (name of the question, options, probabilities) of each. Of yes and no, the comment has
+    only the probability of yes.
 
     >>> likely = "likely", ("cat a.py", "cd docs", "cd .."), (0.62, 0.375, 0.005)
     >>> comment_on([likely, ("here", ("yes", "no"), (1, 0))])
     'likely: cat a.py 0.62, cd docs 0.38; here: 1.00'
     """
     parts = []
-    for name, options, shares in answers:
+    for name, options, probabilities in answers:
         if tuple(options) == (YES, NO):
-            parts.append(f"{name}: {shares[0]:.2f}")
+            parts.append(f"{name}: {probabilities[0]:.2f}")
             continue
-        order = sorted(range(len(shares)), key=lambda index: -shares[index])
+        pairs = sorted(
+            zip(options, probabilities, strict=True), key=lambda pair: pair[1], reverse=True
+        )
         likely = []
-        for index in order[:LIKELY_OPTIONS]:
-            if shares[index] >= LEAST_LIKELY:
-                likely.append(f"{one_line(options[index])} {shares[index]:.2f}")
+        for option, probability in pairs[:MOST_OPTIONS]:
+            if probability >= LEAST_PROBABILITY:
+                likely.append(f"{one_line(option)} {probability:.2f}")
         parts.append(f"{name}: {', '.join(likely)}")
     return "; ".join(parts)
 
 
 class TypedReflector:
-    """A model here that comments with its answers to `questions`."""
+    """A model that comments with its answers to `questions`."""
 
     reads_choices = True
-    """Whether the comment depends on the actions that are offered."""
+    """Whether the comment depends on the legal actions."""
 
     def __init__(
         self,
@@ -85,25 +96,28 @@ class TypedReflector:
         return await self.comment(observation)
 
     async def comment(self, observation: Observation, seed: int = 0) -> TypedComment:
-        """The comment on `observation`, which depends on nothing else; "" where nothing can be asked, or read."""
-        # 1. The questions that this state has options for
+        """The comment on `observation`, whatever the seed.
+
+        It is "" if there is no question with options, or none fits into the model's context.
+        """
+        # 1. The questions for which this state has options
         questions: list[tuple[str, Question]] = []
         for state_question in self.questions:
             question = question_about(state_question, observation)
             if question is not None:
                 questions.append((state_question.name, question))
 
-        # 2. Their answers, at once
+        # 2. The answers to all of them, at once
         work = [self._answer(question, observation.text) for _, question in questions]
         rows = await asyncio.gather(*work)
 
-        # 3. The comment of those that fit the model
+        # 3. A comment made of the answers to questions that fit into the context
         answers = []
-        for (name, question), row in zip(questions, rows, strict=True):
-            if row:
-                answers.append((name, question.options, row))
+        for (name, question), probabilities in zip(questions, rows, strict=True):
+            if probabilities:
+                answers.append((name, question.options, probabilities))
         comment = TypedComment(comment_on(answers))
-        comment.answers = {name: row for name, _, row in answers}
+        comment.answers = {name: probabilities for name, _, probabilities in answers}
         return comment
 
     async def comments(
@@ -113,12 +127,13 @@ class TypedReflector:
         return list(await asyncio.gather(*map(self.comment, observations, seeds)))
 
     async def _answer(self, question: Question, state: str) -> tuple[float, ...]:
-        """The probability of each option; none if the question does not fit the model."""
+        """The probability of each option (K); empty if the prompt does not fit into the context."""
         if len(question.options) == 1:
             return (1.0,)
         prompt = self._prompts.ids(policy_prompt(question.observation(state), None, self.answer))
         labels = choice_ids(self.sampler.tokenizer, question.options, self.answer)
-        is_shared = len(self.questions) > 1  # all of them begin with the state
+        # The prompts of several questions begin with the same state
+        is_shared = len(self.questions) > 1
         request = SampleRequest(
             prompt,
             labels,
@@ -131,8 +146,9 @@ class TypedReflector:
 
 
 def questions_of(facts: Mapping[str, Any], source: str) -> list[StateQuestion]:
-    """The questions that a typed reflector was trained on, from its facts; none of another one. Raises
-    CheckpointError.
+    """The questions that a typed reflector was trained on, from its facts; none for other models.
+
+    source: the folder of the model, for errors. Raises CheckpointError.
     """
     entries = facts.get(QUESTIONS, [])
     if not isinstance(entries, list):
@@ -148,7 +164,11 @@ def reflector_of(
     source: str,
     temperature: float = 0.0,
 ) -> CommentSource:
-    """The reflector of a checkpoint: one that writes, or one that answers questions. temperature: of what it writes."""
+    """The reflector of a checkpoint, which writes comments, or answers questions if it is typed.
+
+    sampler: of the model. facts: of the checkpoint. source: its folder, for errors. temperature: of
+    the comments that it writes. Raises CheckpointError.
+    """
     questions = questions_of(facts, source)
     if questions:
         return TypedReflector(sampler, questions, str(facts.get("answer", ANSWERS[0])))

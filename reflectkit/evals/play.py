@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, BinaryIO
 
-from reflectkit.agents.deciding import Foreteller
+from reflectkit.agents.deciding import SuccessForecaster
 from reflectkit.agents.player_refs import Player
 from reflectkit.agents.players import Players
 from reflectkit.console import Bar, Progress
@@ -133,7 +133,7 @@ def _play_level(
             has_probabilities = bool(player.checkpoint or player.decides)
             if config.predict_success and has_probabilities and not player.method:
                 critic = _critic_of(player, agent)
-                agent = Foreteller(agent)
+                agent = SuccessForecaster(agent)
 
             # 3. The env, which may also say what its oracle would do
             make = setup.maker(level)
