@@ -58,12 +58,12 @@ def read_body(kind: type[Body], body: bytes) -> Body:
     # 2. Check its fields
     try:
         return kind.model_validate(value)
-    except ValidationError as failure:
-        errors = failure.errors(include_url=False, include_context=False, include_input=False)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
         detail = []
-        for error in errors[:MOST_ERRORS]:
-            place = ["body", *error["loc"]]
-            detail.append({"loc": place, "msg": error["msg"], "type": error["type"]})
+        for entry in errors[:MOST_ERRORS]:
+            place = ["body", *entry["loc"]]
+            detail.append({"loc": place, "msg": entry["msg"], "type": entry["type"]})
         raise InvalidRequestError(detail) from None
 
 

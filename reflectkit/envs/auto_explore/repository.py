@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.errors import DataError, IllegalActionError
-from reflectkit.text import LEFT_OUT, notebook_source, shorten
+from reflectkit.text import CUT_MARK, notebook_source, shorten
 
 FILES = 200_000  # maximum in one repository
 READ_WHOLE = 1 << 18  # bytes; of a larger file only the two ends are read
@@ -131,7 +131,7 @@ def _read(root: Path, path: str, budget: int) -> str | None:
                 file.seek(-READ_WHOLE // 2, io.SEEK_END)
                 ends = content[: READ_WHOLE // 2], file.read(READ_WHOLE // 2)
                 # A character may be cut in two
-                text = LEFT_OUT.join(part.decode("utf-8", "ignore") for part in ends)
+                text = CUT_MARK.join(part.decode("utf-8", "ignore") for part in ends)
     except (OSError, UnicodeDecodeError):
         return None
     # 2. The text: of a notebook its cells, and without the control characters, which a terminal
