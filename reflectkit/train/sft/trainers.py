@@ -1,6 +1,8 @@
 """TRL's SFTTrainer for each form of rows: texts, packs and decisions; in one process or several.
 
-Texts get the LM head only where tokens are trained, and packs are read in one pass.
+For texts, the LM head is applied only before trained tokens. A pack is read in one pass. Shapes: B
+rows, packs or decisions, T tokens of the longest, N trained tokens of all, D numbers of a hidden
+state, K options.
 """
 
 from __future__ import annotations
@@ -20,13 +22,16 @@ from reflectkit.train.sft.packing import Encoded, reading, selecting
 from reflectkit.train.sft.tokens import NOT_TRAINED
 
 SMALL_VOCABULARY = 4096
-"""Up to this size all positions are computed as in TRL: leaving some out changes the rounding of
-the gradients, and with it the weights of every seed of the tiny models."""
+"""Up to this size of the vocabulary, the LM head is applied to all tokens, as in TRL. Leaving some
+out would change the rounding of the gradients, and so the weights of every seed of the tiny models.
+"""
 
 
 def keeping_activations() -> dict[str, bool]:
-    """The argument that makes a trainer of TRL keep all activations, under its name in this version
-    of transformers. TRL's default recomputes them in the backward pass.
+    """The argument that makes a trainer of TRL keep all activations.
+
+    TRL's default recomputes them in the backward pass. The name of the argument depends on the
+    version of transformers.
     """
     if hasattr(TrainingArguments, "activation_checkpointing"):
         return {"activation_checkpointing": False}
@@ -34,24 +39,27 @@ def keeping_activations() -> dict[str, bool]:
 
 
 class Share:
-    """Collates this process's rows of each batch, which all processes get whole. Where there are
-    fewer rows than processes, those without one read a single token that is not trained on;
-    `missing` counts them.
+    """Collates the rows of this process, from batches that all processes get whole.
+
+    If there are fewer rows than processes, some processes read a row of a single token that is not
+    trained on. `missing` in the result is their number.
     """
 
     def __init__(
         self, collate: Callable[[list[Any]], dict[str, Any]], processes: Processes
     ) -> None:
-        self.collate, self.processes = collate, processes
+        self.collate = collate
+        self.processes = processes
 
     def __call__(self, rows: list[Any]) -> dict[str, Any]:
-        """The share of `rows` as tensors."""
+        """This process's share of `rows`, as tensors."""
         share = self.processes.share(rows) or [self._filler(rows[0])]
-        return self.collate(share) | {"missing": max(0, self.processes.count - len(rows))}
+        missing = max(0, self.processes.count - len(rows))
+        return self.collate(share) | {"missing": missing}
 
     @staticmethod
     def _filler(row: Encoded) -> dict[str, Sequence[int]]:
-        """A row, or a pack, of one token that is not trained on."""
+        """A row or a pack, as `row` is, of one token that is not trained on."""
         token = row["input_ids"][:1]
         if "parents" in row:
             return {"input_ids": token, "parents": [-1], "sources": [], "targets": []}
@@ -59,9 +67,10 @@ class Share:
 
 
 class SharingTrainer(SFTTrainer):
-    """SFTTrainer whose batches do not depend on the number of processes: each process takes its
-    share of every batch of one process, also of the last in an epoch, where accelerate would fill
-    up with rows of the first.
+    """SFTTrainer whose batches do not depend on the number of processes.
+
+    Each process takes its share of every batch that one process would have. That includes the last
+    batch of an epoch, which accelerate would fill up with rows of the first.
     """
 
     data_collator: Any
@@ -69,15 +78,16 @@ class SharingTrainer(SFTTrainer):
     def share(self, processes: Processes) -> None:
         """Train in several processes."""
         self.data_collator = Share(self.data_collator, processes)
-        # as there are no rows to leave out
+        # No rows were added to a batch, so none have to be removed from what is gathered
         self.accelerator.gather_for_metrics = self.accelerator.gather
 
     def get_train_dataloader(self) -> Any:
-        """The batches of one process, for all processes."""
+        """The batches of one process, which all processes read."""
         loader = super().get_train_dataloader()
         shard = loader.batch_sampler
         if isinstance(shard, BatchSamplerShard):
-            shard.num_processes, shard.process_index = 1, 0
+            shard.num_processes = 1
+            shard.process_index = 0
             shard.even_batches = False
         return loader
 
@@ -88,19 +98,20 @@ class SharingTrainer(SFTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """The loss of a batch, or of a share of one."""
+        """The loss of a batch, or of this process's share of one."""
         missing = inputs.pop("missing", 0)
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if missing:
-            # TRL has counted the filler's token
+            # TRL has counted the tokens of the fillers
             self._total_train_tokens -= missing
             self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
         return loss
 
 
 class PackTrainer(SharingTrainer):
-    """SFTTrainer on packs, which `packing.collate` makes batches of. The loss is the mean over the
-    trained tokens of the rows in a batch.
+    """SFTTrainer on packs, in batches from `packing.collate`.
+
+    The loss is the mean over the trained tokens of all rows in a batch.
     """
 
     def compute_loss(
@@ -110,16 +121,17 @@ class PackTrainer(SharingTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """The loss of a batch. inputs: from `collate`."""
-        of_packs = ("parents", "sources", "labels")
-        for_trl = {name: value for name, value in inputs.items() if name not in of_packs}
+        """The loss of a batch. inputs: from `packing.collate`."""
+        not_for_trl = ("parents", "sources", "labels")
+        for_trl = {name: value for name, value in inputs.items() if name not in not_for_trl}
         with reading(self.model, inputs["parents"], inputs["sources"][0]):
             return super().compute_loss(model, for_trl, return_outputs, num_items_in_batch)
 
 
 class CompletionTrainer(SharingTrainer):
-    """SFTTrainer with the same loss, gradients and metrics, up to rounding, for less work: the LM
-    head is applied only before trained tokens.
+    """SFTTrainer that applies the LM head only before trained tokens.
+
+    Loss, gradients and metrics are the same, up to rounding.
     """
 
     def compute_loss(
@@ -129,18 +141,18 @@ class CompletionTrainer(SharingTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """The loss of a batch as TRL computes it.
+        """The loss of a batch, as TRL computes it.
 
-        inputs: its labels_BT are NOT_TRAINED where no token is trained on.
+        inputs: with labels_BT, which are NOT_TRAINED for tokens that are not trained on.
         """
-        # 1. Where the LM head costs little, TRL's pass as it is
+        # 1. If the LM head is cheap, TRL's own pass
         causal = unwrapped(self.model)
         labels_BT = inputs["labels"]
         vocabulary = causal.get_output_embeddings().weight.shape[0]
         if labels_BT.device.type != "cpu" or vocabulary <= SMALL_VOCABULARY:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
-        # 2. Else the N hidden states before trained tokens, as one row
+        # 2. Otherwise a pass whose N hidden states before trained tokens are one row
         next_BT = labels_BT[:, 1:]
         trained_BT = next_BT != NOT_TRAINED
         for_trl = {name: value for name, value in inputs.items() if name != "labels"}
@@ -150,23 +162,24 @@ class CompletionTrainer(SharingTrainer):
 
 
 def collate_decisions(rows: Sequence[Mapping[str, Any]], pad_id: int) -> dict[str, Any]:
-    """B decisions, or groups of them that share a prompt, as a batch, padded on the right to T
-    tokens.
+    """B decisions, or groups of decisions with the same prompt, as a batch.
 
-    Returns
-    -------
-    input_ids and attention_mask (B, T); the options' tokens, which are offered, and
-    shares as they are; and as labels one number for each decision, for the trainer to count: of
-    labels that are not shifted it would leave out the first.
+    Returns ------- input_ids, attention_mask: of the prompts (B, T), padded on the right. options,
+    offered, shares: as in the rows. labels, shift_labels: a number for each decision, by which the
+    trainer counts them. It would leave out the first of labels that are not shifted.
     """
+    # 1. The prompts
     width = max(len(row["input_ids"]) for row in rows)
     ids_BT = torch.full((len(rows), width), pad_id)
     mask_BT = torch.zeros((len(rows), width), dtype=torch.long)
     for number, row in enumerate(rows):
-        ids_BT[number, : len(row["input_ids"])] = torch.tensor(row["input_ids"])
-        mask_BT[number, : len(row["input_ids"])] = 1
-    decisions = sum(len(row.get("offered", [()])) for row in rows)
-    labels = torch.zeros((1, decisions), dtype=torch.long)
+        size = len(row["input_ids"])
+        ids_BT[number, :size] = torch.tensor(row["input_ids"])
+        mask_BT[number, :size] = 1
+
+    # 2. The decisions; a row that is no group has one
+    decision_count = sum(len(row.get("offered", [()])) for row in rows)
+    labels = torch.zeros((1, decision_count), dtype=torch.long)
     return {
         "input_ids": ids_BT,
         "attention_mask": mask_BT,
@@ -183,37 +196,46 @@ def decision_losses(
     rows: Sequence[Mapping[str, Any]],
     pad_id: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(cross-entropy of the shares and the policy's probabilities of the options, in nats (B);
-    whether the likeliest options agree (B)).
+    """For each of B decisions, the loss and whether the model agrees with the label.
 
-    A row may be a group of decisions whose options are each given a score (`encode_options`).
+    The loss is the cross-entropy, in nats, of the model's probabilities of the options with respect
+    to the label's. They agree if both have the same likeliest option. A row may be a group of
+    decisions whose options each have a score of their own (`encode_options`).
+
+    Returns (losses_B, agrees_B).
     """
-    # 1. The decisions of all rows: a prompt, the labels and their shares
+    # 1. The decisions of all rows: a prompt, the tokens of its options and their probabilities
     separately = bool(rows[0].get("offered"))
-    prompts, labels, shares = [], [], []
+    prompts = []
+    labels = []
+    targets = []
     for row in rows:
         paths = tuple(map(tuple, row["options"]))
-        offers = row["offered"] if separately else [range(len(paths))]
-        targets = row["shares"] if separately else [row["shares"]]
-        for offer, target in zip(offers, targets, strict=True):
+        row_offers = row["offered"] if separately else [range(len(paths))]
+        row_targets = row["shares"] if separately else [row["shares"]]
+        for offer, target in zip(row_offers, row_targets, strict=True):
             prompts.append(row["input_ids"])
             labels.append(tuple(paths[number] for number in offer))
-            shares.append(target)
+            targets.append(target)
 
-    # 2. Their cross-entropy; an option without probability has none in its share, either
+    # 2. The model's log-probabilities, and the label's probabilities, which are 0 in padding
     logprobs_BK, _ = choice_logprobs(model, prompts, labels, pad_id=pad_id, separately=separately)
-    shares_BK = torch.zeros_like(logprobs_BK)
-    for number, target in enumerate(shares):
-        shares_BK[number, : len(target)] = torch.tensor(target)
+    target_BK = torch.zeros_like(logprobs_BK)
+    for number, target in enumerate(targets):
+        target_BK[number, : len(target)] = torch.tensor(target)
+
+    # 3. Their cross-entropy, in which 0 times -inf is 0
     finite_BK = logprobs_BK.masked_fill(logprobs_BK.isneginf(), 0.0)
-    losses_B = -(shares_BK * finite_BK).sum(dim=-1)
-    return losses_B, logprobs_BK.argmax(dim=-1) == shares_BK.argmax(dim=-1)
+    losses_B = -(target_BK * finite_BK).sum(dim=-1)
+    agrees_B = logprobs_BK.argmax(dim=-1) == target_BK.argmax(dim=-1)
+    return losses_B, agrees_B
 
 
 class DecisionTrainer(SharingTrainer):
-    """SFTTrainer on decisions, which `collate_decisions` makes batches of. The loss is the mean
-    cross-entropy of the labels' probabilities and the policy's, which are those it plays with: over
-    the legal options.
+    """SFTTrainer on decisions, in batches from `collate_decisions`.
+
+    The loss is the mean of `decision_losses`. The probabilities in it are those with which the
+    policy plays: over the legal options only.
     """
 
     def compute_loss(
@@ -225,13 +247,16 @@ class DecisionTrainer(SharingTrainer):
     ) -> Any:
         """The loss of a batch.
 
-        num_items_in_batch: decisions in the whole batch, if it is read in parts.
+        num_items_in_batch: the number of decisions in the whole batch, if it is read in parts.
         """
+        # 1. The rows again, without their padding
         rows = []
         lengths = inputs["attention_mask"].sum(dim=1).tolist()
         for number, ids in enumerate(inputs["input_ids"].tolist()):
             row = {name: inputs[name][number] for name in ("options", "offered", "shares")}
             rows.append({"input_ids": ids[: lengths[number]], **row})
+
+        # 2. Their mean loss
         losses_B, _ = decision_losses(model, rows, self.processing_class.pad_token_id)
         self._total_train_tokens += sum(lengths)
         count = len(losses_B) if num_items_in_batch is None else num_items_in_batch
