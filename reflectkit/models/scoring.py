@@ -1,14 +1,16 @@
-"""Log-probabilities of choices and text, for the agent that samples and for the learner that
-differentiates.
+"""Log-probabilities of choices and of text, the same for sampling and for the loss.
 
-A choice among labels of one token takes one forward pass over the prompt: the LM head's rows of the
-legal labels are applied to the last hidden state alone, and the log-softmax is over the legal
-labels. Longer labels are read as a tree up to where they part (`models/labels.py`). For text, the
-head is applied only where tokens were sampled. The softmax of the Reflect-RL code was over 252
-labels, legal or not.
+A choice among labels of one token takes one forward pass over the prompt. Of the LM head, only the
+rows of the legal labels are applied, and only to the last hidden state; the log-softmax is over the
+legal labels. Longer labels are read as a tree, as far as they differ (`models/labels.py`). For
+text, the head is applied only before sampled tokens. In the Reflect-RL code, the softmax was over
+252 labels, legal or not.
 
-`models/rows.py` lays out the rows and reads once what they begin with. On a GPU, where many small
+`models/rows.py` lays out the rows, and reads a common beginning once. On a GPU, where many small
 passes are slow, a prompt and all branches of its labels are one row.
+
+Shapes: B prompts or rows, T tokens of the longest, K labels of a prompt, N nodes of trees or tokens
+of texts, C children of a node, D numbers of a hidden state, V tokens of the vocabulary.
 """
 
 from __future__ import annotations
@@ -40,26 +42,30 @@ from reflectkit.models.rows import (
     right_pad,
 )
 
-CHAINS = 16  # at least so many rows are in one pass when sampling
-ROW, PASS = 256, 16384
-"""Tokens of labels that are read together after a short prompt, and tokens of a pass where labels
-are read alone.
-"""
-BLOCK = {"cpu": 2**23, "cuda": 2**26}  # logits that are computed at once, by device
+PASS_ROWS = 16
+"""A pass of sampling has at most this many rows, or as many as there are prompts."""
+LABEL_TOKENS = 256
+"""Tokens of separate labels that are read in one row after a short prompt."""
+PASS_TOKENS = 16384
+"""Tokens of a pass that reads separate labels."""
+BLOCK = {"cpu": 2**23, "cuda": 2**26}
+"""Logits that are in memory at once, by device."""
 
 
 class Scorer(nn.Module):
-    """A model's hidden states and logits at given positions, as the one `forward` for everything.
+    """A module whose `forward` has a model's hidden states and logits at given places.
 
-    What shards the model (FSDP) wraps this, and so sees every use of its weights.
+    FSDP, which shards the model, wraps this module. So all uses of the weights are in one
+    `forward`.
     """
 
     scores_tokens = True
+    """Marks a Scorer, also one that is wrapped; see `is_scorer`."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        # The layers that FSDP wraps one by one
+        # The classes of layers that FSDP wraps one by one
         self._no_split_modules = getattr(unwrapped(model), "_no_split_modules", None)
 
     def forward(
@@ -70,13 +76,20 @@ class Scorer(nn.Module):
         label_ids_NK: torch.Tensor | None = None,
         **arguments: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(hidden_ND, logits) at place_N of rows row_N; logits of the labels (N, K), or of the
-        whole vocabulary (N, V). arguments: the model's others, of `rows.pass_arguments`.
+        """(hidden_ND, logits) at N places of rows.
+
+        row_N, place_N: the row and the place in it. label_ids_NK: the labels at each place; None
+        for the whole vocabulary. The logits are (N, K) or (N, V). arguments: the model's other
+        arguments, from `rows.pass_arguments`.
         """
+        # 1. The trunk, then the head at these places
         if has_plain_head(self.model):
             output = trunk_of(self.model)(input_ids=input_ids_BT, use_cache=False, **arguments)
             hidden_ND = output.last_hidden_state[row_N, place_N]
             return hidden_ND, head_logits(self.model, hidden_ND, label_ids_NK)
+
+        # 2. A model that changes its logits after the head computes them itself, at the different
+        # places of all rows
         places_U, index_N = torch.unique(place_N, return_inverse=True)
         output = unwrapped(self.model)(
             input_ids=input_ids_BT,
@@ -86,7 +99,9 @@ class Scorer(nn.Module):
         )
         logits_NV = output.logits[row_N, index_N]
         hidden_ND = output.hidden_states[-1][row_N, place_N]
-        return hidden_ND, logits_NV if label_ids_NK is None else logits_NV.gather(1, label_ids_NK)
+        if label_ids_NK is None:
+            return hidden_ND, logits_NV
+        return hidden_ND, logits_NV.gather(1, label_ids_NK)
 
 
 def choice_logprobs(
@@ -99,31 +114,39 @@ def choice_logprobs(
     share: bool = False,
     separately: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of the legal labels after each prompt. Gradients flow unless the caller
-    disables them; then the common prefix of the prompts is read once.
+    """Log-probabilities of the legal labels after each prompt.
 
-    model: a model or its Scorer. prompts: token ids of B prompts. labels: the tokens of each
-    prompt's legal labels, K at most. temperature: divides the logits wherever labels part, > 0.
-    share: read what prompts begin with once, if the model allows. separately: each label is read
-    alone, and its score is `label_scores`.
+    Gradients flow unless the caller disables them; without them, the common beginning of the
+    prompts is read once.
 
-    Returns (logprobs_BK, hidden_BD): normalised over each row's own labels, and -inf where a row
-    has fewer than K; the last position's hidden state, for a critic.
+    Parameters ---------- model: a model or its Scorer. prompts: the token ids of B prompts. labels:
+    the token ids of each prompt's legal labels, at most K. temperature: divides the logits at each
+    node of the tree of labels, > 0. share: whether a common beginning of prompts is read once with
+    gradients too, if the model allows. separately: whether each label is read alone, see
+    `label_scores`.
+
+    Returns
+    -------
+    logprobs_BK: normalised over the labels of a prompt; -inf for a prompt with fewer than K.
+    hidden_BD: the last hidden state of each prompt, for a critic.
     """
     if separately:
         scores_BK, hidden_BD = label_scores(model, prompts, labels, pad_id=pad_id)
         return torch.log_softmax(scores_BK / temperature, dim=-1), hidden_BD
-    # 1. The nodes of all rows, where labels part: row by row, the root first
+
+    # 1. The nodes of all trees of labels, prompt by prompt, the root first; at a node labels differ
     device = next(model.parameters()).device
     tries = [trie(tuple(row)) for row in labels]
     children = [node.children for tree in tries for node in tree.nodes]
+
+    # 2. The tokens of their children, padded to C
     width = max(map(len, children))
-    padded = [[*row, *[row[0]] * (width - len(row))] for row in children]
+    padded = [[*tokens, *[tokens[0]] * (width - len(tokens))] for tokens in children]
     children_NC = torch.tensor(padded, device=device)
-    count_N1 = torch.tensor([[len(row)] for row in children], device=device)
+    count_N1 = torch.tensor([[len(tokens)] for tokens in children], device=device)
     legal_NC = torch.arange(width, device=device) < count_N1
 
-    # 2. Their hidden states and logits
+    # 3. Hidden states and logits at the nodes
     has_chains = any(tree.chains for tree in tries)
     together = has_chains and not share and reads_branches(model)
     rows, nodes = _rows_and_nodes(prompts, tries, together)
@@ -138,10 +161,12 @@ def choice_logprobs(
     else:
         hidden_ND, logits_NC = _score_rows(model, rows, nodes, children_NC, pad_id)
 
-    # 3. Log-probabilities of the children of each node, and of the labels as sums along their paths
+    # 4. Log-probabilities of the children of each node
     logits_NC = logits_NC.float().masked_fill(~legal_NC, float("-inf"))
     logprobs_NC = torch.log_softmax(logits_NC / temperature, dim=-1)
-    if len(children) == len(prompts):  # labels part at the root alone
+
+    # 5. Log-probabilities of the labels, unless they are the children of the roots
+    if len(children) == len(prompts):
         return logprobs_NC, hidden_ND
     sizes = [len(tree.nodes) for tree in tries]
     roots = list(itertools.accumulate(sizes, initial=0))[:-1]
@@ -155,13 +180,19 @@ def _plan(
     prompts: int,
     share: bool,
 ) -> Plan | None:
-    """How to read `rows`, which begin with so many prompts; None: in one pass, each in whole."""
+    """The plan for reading `rows` of `prompts` prompts; None: in one pass, each row from its start.
+
+    share: whether rows may be read as a tree.
+    """
+    # 1. As a tree of their tokens
     bare = model.model if type(model) is Scorer else model
-    sampling = not torch.is_grad_enabled()
+    is_sampling = not torch.is_grad_enabled()
     if share and can_share(bare):
-        most = max(CHAINS, prompts) if sampling else None
-        return plan_tree(rows, most=most)
-    if not sampling or is_scorer(model):
+        most_rows = max(PASS_ROWS, prompts) if is_sampling else None
+        return plan_tree(rows, most=most_rows)
+
+    # 2. First the common beginning of all rows
+    if not is_sampling or is_scorer(model):
         return None
     if has_plain_head(bare) and attends_to_all(bare):
         return plan_common_prefix(rows)
@@ -175,7 +206,7 @@ def _score_rows(
     label_ids_NK: torch.Tensor | None,
     pad_id: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(hidden_ND, logits) at N (row, place) pairs in one pass; see `Scorer.forward`."""
+    """(hidden_ND, logits) at N (row, place) pairs `nodes`, in one pass; see `Scorer.forward`."""
     device = next(model.parameters()).device
     scorer = model if is_scorer(model) else Scorer(model)
     row_N, place_N = torch.tensor(nodes, device=device).unbind(dim=1)
@@ -191,77 +222,81 @@ def label_scores(
     *,
     pad_id: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The score of each label, read alone after its prompt: the logit of its last token, the end
-    token, at that token.
+    """The score of each label, which is read alone after its prompt.
 
-    A label that several rows with the same prompt have is read once. Where the model allows, a
-    prompt and as many of its labels as fit into a row are read together, hidden from one another.
-    Arguments are those of `choice_logprobs`.
+    The last token of a label is an end token. The score is its logit there, at that token. A label
+    that several equal prompts have is read once. If the model allows, a row has a prompt and
+    several of its labels, hidden from one another. Arguments are those of `choice_logprobs`.
 
-    Returns (scores_BK, hidden_BD): in float32, and -inf where a row has fewer than K; the prompts'
-    last hidden state.
+    Returns
+    -------
+    scores_BK: in float32; -inf for a prompt with fewer than K labels.
+    hidden_BD: the last hidden state of each prompt.
     """
+    # 1. The different labels of each different prompt, numbered
     device = next(model.parameters()).device
     keys = [tuple(prompt) for prompt in prompts]
-
-    # 1. The different labels of each prompt, in parts that fit into a row
-    labels_of: dict[tuple[int, ...], dict[Path, int]] = {}
+    numbers_of: dict[tuple[int, ...], dict[Path, int]] = {}
     for prompt, row in zip(keys, labels, strict=True):
-        numbers = labels_of.setdefault(prompt, {})
+        numbers = numbers_of.setdefault(prompt, {})
         for path in row:
             numbers.setdefault(path, len(numbers))
+
+    # 2. Parts, each of a prompt and labels that fit into a row
     together = _hides_branches(model.model if is_scorer(model) else model)
     parts: list[tuple[tuple[int, ...], Trie]] = []
-    for prompt, numbers in labels_of.items():
-        most_tokens = max(ROW, 2 * len(prompt))
+    for prompt, numbers in numbers_of.items():
+        most_tokens = max(LABEL_TOKENS, 2 * len(prompt))
         for group in _groups(tuple(numbers), together, most_tokens):
             parts.append((prompt, apart(group)))
 
-    # 2. Several passes of similar rows; only one of a model that is spread over processes
+    # 3. Passes of parts with similar lengths; a model that is spread over processes has one pass
     order = sorted(range(len(parts)), key=lambda number: _row_length(parts[number]))
     is_spread = is_scorer(model) and type(model) is not Scorer
     longest = max(1, _row_length(parts[order[-1]]))
-    most_parts = len(parts) if is_spread else max(1, PASS // longest)
+    most_parts = len(parts) if is_spread else max(1, PASS_TOKENS // longest)
     scores: dict[int, torch.Tensor] = {}
     hidden: dict[int, torch.Tensor] = {}
     for first in range(0, len(order), most_parts):
-        numbers_here = order[first : first + most_parts]
-        stems = [parts[number][0] for number in numbers_here]
-        tries = [parts[number][1] for number in numbers_here]
+        part_numbers = order[first : first + most_parts]
+        stems = [parts[number][0] for number in part_numbers]
+        tries = [parts[number][1] for number in part_numbers]
         rows, nodes = _rows_and_nodes(stems, tries, together)
         ends = [node.children for tree in tries for node in tree.nodes]
         end_N1 = torch.tensor(ends, device=device)
         hidden_ND, logits_N1 = _score_rows(model, rows, nodes, end_N1, pad_id)
-        # The root of a part is the prompt's end; each other node is the end of a label
+
+        # The root of a part is the end of the prompt; each other node is the end of a label
         sizes = [len(tree.nodes) for tree in tries]
         hidden_of_parts = hidden_ND.split(sizes)
         logits_of_parts = logits_N1.split(sizes)
-        for place, number in enumerate(numbers_here):
+        for place, number in enumerate(part_numbers):
             hidden[number] = hidden_of_parts[place][0]
             scores[number] = logits_of_parts[place][1:, 0].float()
 
-    # 3. All scores, one after another, and where those of each prompt begin
+    # 4. The S scores of all parts in one tensor, with one more at the end for no label
     score_parts = [scores[number] for number in range(len(parts))]
     no_score = hidden_ND.new_zeros(1).float()
-    scores_P = torch.cat([*score_parts, no_score])
-    begins: dict[tuple[int, ...], int] = {}
-    state_of: dict[tuple[int, ...], torch.Tensor] = {}
-    count = 0
-    for number, (prompt, tree) in enumerate(parts):
-        begins.setdefault(prompt, count)
-        state_of.setdefault(prompt, hidden[number])
-        count += len(tree.chains)
+    scores_S = torch.cat([*score_parts, no_score])
 
-    # 4. The labels of each row
+    # 5. The first score and the hidden state of each prompt
+    first_of: dict[tuple[int, ...], int] = {}
+    state_of: dict[tuple[int, ...], torch.Tensor] = {}
+    score_count = 0
+    for number, (prompt, tree) in enumerate(parts):
+        first_of.setdefault(prompt, score_count)
+        state_of.setdefault(prompt, hidden[number])
+        score_count += len(tree.chains)
+
+    # 6. The scores of each prompt's labels
     width = max(map(len, labels))
-    index_BK = torch.full((len(prompts), width), count)
+    index_BK = torch.full((len(prompts), width), score_count)
     for place, (prompt, row) in enumerate(zip(keys, labels, strict=True)):
-        start = begins[prompt]
-        numbers = labels_of[prompt]
-        index = [start + numbers[path] for path in row]
+        numbers = numbers_of[prompt]
+        index = [first_of[prompt] + numbers[path] for path in row]
         index_BK[place, : len(row)] = torch.tensor(index)
     index_BK = index_BK.to(device)
-    scores_BK = scores_P[index_BK].masked_fill(index_BK == count, float("-inf"))
+    scores_BK = scores_S[index_BK].masked_fill(index_BK == score_count, float("-inf"))
     hidden_BD = torch.stack([state_of[prompt] for prompt in keys])
     return scores_BK, hidden_BD
 
@@ -269,17 +304,18 @@ def label_scores(
 def _groups(
     labels: tuple[Path, ...],
     together: bool,
-    most: int,
+    most_tokens: int,
 ) -> list[tuple[Path, ...]]:
-    """`labels` in groups of at most `most` tokens; a longer label is alone. All in one where they
-    are rows anyway.
+    """`labels` in groups of at most `most_tokens` tokens. A longer label is alone in its group.
+
+    together: whether a group is read as one row; otherwise there is one group, of many rows.
     """
     if not together:
         return [labels]
     groups: list[list[Path]] = []
     size = 0
     for path in labels:
-        if not groups or size + len(path) > most:
+        if not groups or size + len(path) > most_tokens:
             groups.append([])
             size = 0
         groups[-1].append(path)
@@ -288,6 +324,7 @@ def _groups(
 
 
 def _row_length(part: tuple[Sequence[int], Trie]) -> int:
+    """The number of tokens of a prompt and its labels."""
     prompt, tree = part
     return len(prompt) + sum(map(len, tree.chains))
 
@@ -303,16 +340,26 @@ def token_logprobs(
     whole: bool = False,
     entropy_learns: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Log-probabilities of the tokens that each row's mask marks with 1, given all tokens before
-    them. share: see `choice_logprobs`. whole: return the distributions too. entropy_learns: whether
-    the entropy needs gradients.
+    """Log-probabilities of the N tokens that the masks mark with 1, given all tokens before them.
 
-    Returns (logprob_N, entropy_N, hidden_ND, logprobs_NV): of the N marked tokens, row by row; of
-    the distributions that they are from; the hidden state before each; over the vocabulary at the
-    same positions, (N, 0) unless `whole`. Raises ValueError if a row's first token is marked.
+    Parameters
+    ----------
+    model, pad_id, temperature, share: see `choice_logprobs`.
+    rows, masks: the token ids of B rows, and a mask of each.
+    whole: whether the distributions are returned, too.
+    entropy_learns: whether the entropy needs gradients.
+
+    Returns
+    -------
+    logprob_N: of the marked tokens, row by row.
+    entropy_N: of the distributions that the tokens are from, in nats.
+    hidden_ND: the hidden state before each token.
+    logprobs_NV: the distributions; (N, 0) unless `whole`.
+
+    Raises ValueError if the first token of a row is marked.
     """
-    device = next(model.parameters()).device
     # 1. The marked tokens, and the places before them
+    device = next(model.parameters()).device
     tokens: list[list[int]] = []
     places: list[tuple[int, int]] = []
     for number, (row, mask) in enumerate(zip(rows, masks, strict=True)):
@@ -325,22 +372,26 @@ def token_logprobs(
     tokens_N1 = torch.tensor(tokens, device=device)
     count = len(places)
 
-    # 2. The hidden states there, and their logits where these fit into memory at once
+    # 2. The hidden states there, and their logits if all fit into memory at once
     bare = model.model if type(model) is Scorer else model
-    blockwise = not whole and logits_at_once(bare, count) < count
-    if blockwise or (share and can_share(bare)):
+    is_blockwise = not whole and logits_at_once(bare, count) < count
+    if is_blockwise or (share and can_share(bare)):
         hidden_ND = _hidden(bare, rows, places, pad_id, share)
-        logits_NV = None if blockwise else head_logits(bare, hidden_ND, None)
+        logits_NV = None if is_blockwise else head_logits(bare, hidden_ND, None)
     else:
         stems = [Row(row) for row in rows]
         hidden_ND, logits_NV = _score_rows(model, stems, places, None, pad_id)
 
-    # 3. Log-probabilities and entropies, for a block of tokens at a time or for all
+    # 3. Log-probabilities and entropies, a block of tokens at a time
     none_NV = hidden_ND.new_zeros(count, 0)
     if logits_NV is None:
         head = unwrapped(bare).get_output_embeddings()
-        blocks = _Blockwise.apply(hidden_ND, head, tokens_N1, temperature, entropy_learns)
-        return *blocks, hidden_ND, none_NV
+        logprob_N, entropy_N = _Blockwise.apply(
+            hidden_ND, head, tokens_N1, temperature, entropy_learns
+        )
+        return logprob_N, entropy_N, hidden_ND, none_NV
+
+    # 4. Or of all tokens at once
     logits_NV = logits_NV.float()
     if temperature != 1:
         logits_NV = logits_NV / temperature
@@ -358,9 +409,7 @@ def _hidden(
     pad_id: int,
     share: bool,
 ) -> torch.Tensor:
-    """The last hidden states (N, D) at N (row, place) pairs, with gradients. share: see
-    `choice_logprobs`.
-    """
+    """The last hidden states (N, D) at N (row, place) pairs. share: see `choice_logprobs`."""
     trunk = trunk_of(model)
     if share and can_share(model):
         reading = read(trunk, plan_tree(rows), pad_id)
@@ -373,8 +422,9 @@ def _hidden(
 
 
 def logits_at_once(model: Any, count: int) -> int:
-    """How many of `count` tokens have their logits at once: a block where the head does not learn,
-    else all.
+    """How many of `count` tokens have their logits in memory at once.
+
+    It is a block of them if the head does not learn, and otherwise all.
     """
     if is_scorer(model) or not has_plain_head(model):
         return count
@@ -385,19 +435,18 @@ def logits_at_once(model: Any, count: int) -> int:
 
 
 def _block(head: nn.Linear) -> int:
-    """How many tokens have their logits at once."""
-    numbers = BLOCK.get(head.weight.device.type, BLOCK["cuda"])
+    """The number of tokens in a block."""
+    logits = BLOCK.get(head.weight.device.type, BLOCK["cuda"])
     vocabulary = len(head.weight)
-    return max(1, numbers // vocabulary)
+    return max(1, logits // vocabulary)
 
 
 class _Blockwise(torch.autograd.Function):
-    """(log-probability, entropy) of each token (N) under a head that does not learn, a block of
-    tokens at a time.
+    """(log-probability (N), entropy (N)) of N tokens, a block of tokens at a time.
 
-    A row of logits is as long as the vocabulary. Only those of a block exist at once, as their
-    gradients, down to the hidden states, are computed with them. entropy_learns: whether the
-    entropies have gradients.
+    The head does not learn. A token has as many logits as the vocabulary has tokens. Only the
+    logits of a block are in memory at once: their gradients with respect to the hidden states are
+    computed with them, in the forward pass. entropy_learns: whether the entropies have gradients.
     """
 
     @staticmethod
@@ -424,7 +473,7 @@ class _Blockwise(torch.autograd.Function):
             entropies = torch.linalg.vecdot(shares, logprobs).neg_()
             entropy_parts.append(entropies)
 
-            # 2. Their gradients down to the hidden states, in the memory of the logits
+            # 2. Their gradients with respect to the hidden states, in the memory of the logits
             if learns and entropy_learns:
                 slope = logprobs.add_(entropies[:, None]).mul_(shares).div_(-temperature)
                 entropy_slopes.append(slope.to(head.weight.dtype) @ head.weight)
@@ -433,8 +482,8 @@ class _Blockwise(torch.autograd.Function):
                 slope = shares.neg_().scatter_add_(1, tokens, ones).div_(temperature)
                 logprob_slopes.append(slope.to(head.weight.dtype) @ head.weight)
 
-        # 3. All blocks; what has no gradient is not kept
-        slopes = [torch.cat(part) for part in (logprob_slopes, entropy_slopes) if part]
+        # 3. The gradients of all blocks, as far as they are needed
+        slopes = [torch.cat(blocks) for blocks in (logprob_slopes, entropy_slopes) if blocks]
         ctx.save_for_backward(*slopes)
         return torch.cat(logprob_parts), torch.cat(entropy_parts)
 
@@ -448,8 +497,9 @@ class _Blockwise(torch.autograd.Function):
 
 
 class _Entropy(torch.autograd.Function):
-    """Keeps nothing but its input, which for a text has a row of the whole vocabulary for each
-    token.
+    """The entropy (B) of distributions (B, K), which keeps only its input for the backward pass.
+
+    For a text, that input has the whole vocabulary for each token.
     """
 
     @staticmethod
@@ -460,21 +510,22 @@ class _Entropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient_B: torch.Tensor) -> torch.Tensor:
         (logprobs_BK,) = ctx.saved_tensors
-        share_BK = logprobs_BK.exp()
-        down_B1 = -gradient_B[..., None]
         # -gradient · p · (log p + 1), in the memory of its two terms
-        first_BK = _finite(logprobs_BK).mul_(down_B1).mul_(share_BK)
-        second_BK = share_BK.mul_(down_B1)
+        share_BK = logprobs_BK.exp()
+        factor_B1 = -gradient_B[..., None]
+        first_BK = _finite(logprobs_BK).mul_(factor_B1).mul_(share_BK)
+        second_BK = share_BK.mul_(factor_B1)
         return first_BK.add_(second_BK)
 
 
 def _finite(logprobs_BK: torch.Tensor) -> torch.Tensor:
+    """`logprobs_BK` with 0 in place of -inf."""
     return logprobs_BK.masked_fill(logprobs_BK.isinf(), 0.0)
 
 
 def entropy(logprobs_BK: torch.Tensor) -> torch.Tensor:
-    """Entropy of each row's distribution over its legal choices, in nats (B); entries of -inf are
-    ignored.
+    """The entropy of each row's distribution in nats (B). Entries of -inf are not legal, and do not
+    count.
     """
     return _Entropy.apply(logprobs_BK)
 
@@ -485,19 +536,21 @@ def is_scorer(model: Any) -> bool:
 
 
 def can_share(model: Any) -> bool:
-    """Whether reading rows as a tree is exact for the model: its layers attend to all earlier
-    positions and cache nothing but keys and values, it takes positions, and it does not recompute
-    activations, which needs passes without a cache.
+    """Whether the model reads rows as a tree exactly, by passes with a cache.
+
+    Its layers must attend to all earlier tokens, and cache only keys and values. It must take
+    positions. It must not recompute activations, which excludes a cache.
     """
-    if is_scorer(model) or not has_plain_head(model):  # a Scorer is sharded over processes
+    # A Scorer is sharded over processes
+    if is_scorer(model) or not has_plain_head(model):
         return False
     recomputes = torch.is_grad_enabled() and recomputes_activations(model)
     return takes_positions(model) and not recomputes and attends_to_all(model)
 
 
 def reads_branches(model: Any) -> bool:
-    """Whether a prompt and the branches of its labels are read as one row: on a GPU, where that is
-    exact.
+    """Whether a prompt and the branches of its labels are read as one row: on a GPU, if the model
+    reads it exactly.
     """
     if next(model.parameters()).device.type == "cpu":
         return False
@@ -505,8 +558,9 @@ def reads_branches(model: Any) -> bool:
 
 
 def _hides_branches(model: Any) -> bool:
-    """Whether the model reads branches exactly: a mask can hide them from one another, and
-    positions can begin again. model: no Scorer.
+    """Whether the model reads branches in one row exactly. model: no Scorer.
+
+    A mask must hide them from one another, and positions must begin again in each.
     """
     takes_layout = takes_masks(model) and takes_positions(model)
     return takes_layout and has_plain_head(model) and attends_to_all(model)
@@ -517,19 +571,26 @@ def _rows_and_nodes(
     tries: Sequence[Trie],
     together: bool,
 ) -> tuple[list[Row], list[tuple[int, int]]]:
-    """(rows, the row and place of every node). together: each prompt and the chains of its labels
-    are one row, with the chains as branches; else each chain is the end of a row.
+    """(the rows to read, the row and the place of each node).
+
+    together: whether a prompt and the chains of its labels are one row, with the chains as
+    branches. Otherwise there is a row for each chain, which ends with it.
     """
     rows: list[Row] = []
     nodes: list[tuple[int, int]] = []
     for prompt, tree in zip(prompts, tries, strict=True):
+        # 1. Where each chain starts in its row
         starts = [len(prompt)] * max(1, len(tree.chains))
         if together:
             starts = list(itertools.accumulate(map(len, tree.chains), initial=len(prompt)))
+
+        # 2. Where each node is: at the last token before its children
         for node, chain in zip(tree.nodes, tree.chain_of, strict=True):
             row = len(rows) if together else len(rows) + chain
             start = starts[chain] if node.prefix else len(prompt)
             nodes.append((row, start + len(node.prefix) - 1))
+
+        # 3. The rows
         if together or not tree.chains:
             rows.append(Row(prompt, tree.chains))
         else:
@@ -542,22 +603,26 @@ def along_paths(
     tries: Sequence[Trie],
     roots: Sequence[int],
 ) -> torch.Tensor:
-    """logprobs_BK of the labels: the sums of logprobs_NC along their paths; -inf where a row has
-    fewer than K. roots: the index of each row's root among the nodes of all rows.
+    """The log-probabilities of the labels (B, K): sums of `logprobs_NC` along their paths.
+
+    They are -inf for a tree with fewer than K labels. roots: for each tree, the index of its root
+    among the N nodes of all trees.
     """
+    # 1. The index of each of the S steps of a path; shorter paths end with the index of a 0
     width = logprobs_NC.shape[1]
-    certain = logprobs_NC.numel()  # index of a 0, for paths with fewer steps than the longest
-    most = max(len(tree.steps) for tree in tries)
-    longest = max(len(path) for tree in tries for path in tree.steps)
-    index_BKS = torch.full((len(tries), most, longest), certain)
+    zero_index = logprobs_NC.numel()
+    most_labels = max(len(tree.steps) for tree in tries)
+    most_steps = max(len(path) for tree in tries for path in tree.steps)
+    index_BKS = torch.full((len(tries), most_labels, most_steps), zero_index)
     for row, (root, tree) in enumerate(zip(roots, tries, strict=True)):
         for label, path in enumerate(tree.steps):
             index = [(root + node) * width + child for node, child in path]
             index_BKS[row, label, : len(path)] = torch.tensor(index)
-    # The sums, of which those without a path are not legal
+
+    # 2. The sums; a label without a path is not legal
     flat = torch.cat([logprobs_NC.flatten(), logprobs_NC.new_zeros(1)])
     count_B1 = torch.tensor([[len(tree.steps)] for tree in tries], device=flat.device)
-    legal_BK = torch.arange(most, device=flat.device) < count_B1
+    legal_BK = torch.arange(most_labels, device=flat.device) < count_B1
     logprobs_BK = flat[index_BKS.to(flat.device)].sum(dim=-1)
     return logprobs_BK.masked_fill(~legal_BK, float("-inf"))
 
@@ -567,17 +632,19 @@ def head_logits(
     hidden_ND: torch.Tensor,
     label_ids_NK: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Logits of the labels (N, K), or of the whole vocabulary (N, V).
+    """Logits of the labels (N, K), or of the whole vocabulary (N, V) if there are none.
 
-    Those of labels are in float32: in bfloat16, a logit of 18 is a multiple of 1/16, and labels that
-    are equally likely would differ.
+    Logits of labels are in float32. In bfloat16 a logit of 18 is a multiple of 1/16, and labels
+    that are equally likely would differ.
     """
+    # 1. Only the head's rows of the labels
     head = unwrapped(model).get_output_embeddings()
-    # A LoRA, quantised or sharded head computes its own rows
-    has_rows = type(head) is nn.Linear and head.weight.shape[-1] == hidden_ND.shape[-1]
-    if label_ids_NK is not None and has_rows:
+    is_plain = type(head) is nn.Linear and head.weight.shape[-1] == hidden_ND.shape[-1]
+    if label_ids_NK is not None and is_plain:
         rows_NKD = head.weight[label_ids_NK].float()
         logits_NK = torch.einsum("nd,nkd->nk", hidden_ND.float(), rows_NKD)
         return logits_NK if head.bias is None else logits_NK + head.bias[label_ids_NK]
+
+    # 2. All rows: a head with LoRA, quantised or sharded cannot be split
     logits_NV = head(hidden_ND)
     return logits_NV if label_ids_NK is None else logits_NV.gather(1, label_ids_NK)

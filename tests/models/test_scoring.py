@@ -135,8 +135,8 @@ def test_labels_that_are_read_alone_have_the_scores_of_rows_of_their_own(
     build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In value and gradient, however labels and prompts are spread over rows and passes."""
-    monkeypatch.setattr(scoring, "ROW", 12)
-    monkeypatch.setattr(scoring, "PASS", 100)
+    monkeypatch.setattr(scoring, "LABEL_TOKENS", 12)
+    monkeypatch.setattr(scoring, "PASS_TOKENS", 100)
     model = build()
     first, other, _ = prompts(3)
     paths = [(*range(10 + length, 10 + 2 * length), 0) for length in (1, 2, 3, 5, 7, 11, 2)]
