@@ -50,8 +50,8 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
         with closing(Players(config.players_setup)) as players:
             # 3. Play
             parts_folder = current.folder / "episodes"
-            played_levels = play.play(evaluation, players, parts_folder, progress)
+            results = play.play(evaluation, players, parts_folder, progress)
             # 4. Report
-            result = report.report(evaluation, played_levels, players, current, progress)
+            summary = report.report(evaluation, results, players, current, progress)
         shutil.rmtree(parts_folder, ignore_errors=True)
-        return result
+        return summary

@@ -83,11 +83,11 @@ def play(
     that an earlier process saved there is not played again. Raises BudgetSpentError if the budget
     runs out.
     """
-    played_levels = []
+    results = []
     for number, player in enumerate(run.players):
         for level in run.tasks:
             path = folder / f"{number}-{level}.jsonl"
-            played = _play_level(
+            result = _play_level(
                 run,
                 players,
                 player,
@@ -95,9 +95,9 @@ def play(
                 path,
                 progress,
             )
-            _report_oddities(run.config, played, len(run.tasks[level]), progress)
-            played_levels.append(played)
-    return played_levels
+            _report_oddities(run.config, result, len(run.tasks[level]), progress)
+            results.append(result)
+    return results
 
 
 def _play_level(
@@ -249,15 +249,15 @@ def _saved_episodes(path: Path, progress: Progress) -> dict[EpisodeKey, SavedEpi
 
 def _report_oddities(
     config: EvaluateConfig,
-    played: PlayedLevel,
+    result: PlayedLevel,
     task_count: int,
     progress: Progress,
 ) -> None:
     """Report why the figures of these episodes may mislead. task_count: the number of problems."""
     setup = config.setup
-    player = played.player
-    rows = played.rows
-    title = f"{player.name} ({played.level})"
+    player = result.player
+    rows = result.rows
+    title = f"{player.name} ({result.level})"
 
     # 1. Repeats of a problem that all went the same way
     is_greedy = not config.temperature and not player.is_asked and player.name != "random"
@@ -278,8 +278,8 @@ def _report_oddities(
             progress.news(f"{title}: {report}")
 
     # 3. A limit of steps that every episode reached
-    horizon = setup.horizon_at(played.level)
-    is_default = not config.rollout.horizon and played.level in setup.kind.horizons
+    horizon = setup.horizon_at(result.level)
+    is_default = not config.rollout.horizon and result.level in setup.kind.horizons
     if not is_default and not any(row.success or row.counts.turns < horizon for row in rows):
         progress.news(
             f"{title}: no episode ended within {pluralize(horizon, 'step')}, the limit; see --horizon"

@@ -215,8 +215,8 @@ def draw_curves(
         mean = f", mean of {updates} updates" if updates > 1 else ""
         spread = ""
         if band_count:
-            shown = "range of seeds" if has_bands else "each seed"
-            spread = f", median and {shown}"
+            band = "range of seeds" if has_bands else "each seed"
+            spread = f", median and {band}"
         panel.set_title(f"{label}{mean}{spread}")
         if figure.removeprefix("validation_") in SHARES:
             panel.set_ylim(-0.02, 1.02)

@@ -31,12 +31,12 @@ from reflectkit.runs.run import Run, differing_settings, digest, open_run, read_
 
 def report(
     run: EvaluationRun,
-    played_levels: Sequence[PlayedLevel],
+    results: Sequence[PlayedLevel],
     players: Players,
     current: Run,
     progress: Progress,
 ) -> Report:
-    """Write the results of the episodes in `played_levels`.
+    """Write the results of the episodes in `results`.
 
     Raises EnvironmentFailure if all episodes of a player at a level were aborted. The tables of the
     others are written before that.
@@ -44,8 +44,8 @@ def report(
     # 1. Leave out the players whose episodes were all aborted
     episodes: list[EpisodeRow] = []
     failures = []
-    for played in played_levels:
-        rows = played.rows
+    for result in results:
+        rows = result.rows
         if all(row.is_aborted for row in rows):
             failures.append(
                 f"every episode of {rows[0].name} was aborted ({len(rows)}): {rows[0].reason}"
@@ -60,7 +60,7 @@ def report(
 
     # 2. Write the episodes, the figures and the tables
     episodes_file = current.folder / "episodes.jsonl"
-    _write_episodes(played_levels, episodes_file)
+    _write_episodes(results, episodes_file)
     usage = players.usage | run.config.setup.asked(progress)
     figures, outputs = write_tables(current, run.title, [episodes], {"asked": usage})
     if failures:
@@ -145,12 +145,12 @@ def write_tables(
     return figures, [current.folder / name for name in ("eval.json", "eval.md", "eval.csv")]
 
 
-def _write_episodes(played_levels: Sequence[PlayedLevel], target: Path) -> None:
+def _write_episodes(results: Sequence[PlayedLevel], target: Path) -> None:
     """Write the lines of all episodes to `target`, in the order of players, levels and problems."""
     with replacing(target) as file:
-        for played in played_levels:
-            with played.path.open("rb") as source:
-                for episode in played.episodes:
+        for result in results:
+            with result.path.open("rb") as source:
+                for episode in result.episodes:
                     source.seek(episode.offset)
                     file.write(source.readline())
 
