@@ -1,1 +1,1 @@
-"""Who acts: scripted teachers, and the two players (a frozen reflector and a policy)."""
+"""Agents: scripted players, the two players (a reflector and a policy), and people."""

@@ -98,7 +98,7 @@ class Answer:
 
     @property
     def mean_level(self) -> float:
-        """Of a score: the mean index of the level."""
+        """The mean index of the level, of a score."""
         terms = [level * share for level, share in enumerate(self.probabilities)]
         return math.fsum(terms)
 

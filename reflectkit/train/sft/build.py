@@ -61,28 +61,28 @@ SCRATCH_STEPS, PRETRAINED_STEPS = (20, 600, 3000), (5, 100, 3000)
 """(passes over the rows, fewest steps, most steps) by default, for random weights and for others.
 """
 TRAINER_FOLDER = "trainer"
-"""The folder of TRL's own checkpoints, in that of a run; it goes when training has ended."""
+"""The folder of TRL's own checkpoints in the folder of a run. It is removed after training."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """What `train.sft.fit` trains, and how long."""
+    """The model, the rows and the number of steps that `train.sft.fit` trains with."""
 
     run: SFTRun
     folder: Path
-    """The run's."""
+    """The folder of the run."""
     processes: Processes
     player: LoadedModel
     rows: list[dict[str, Any]]
     """The rows to train on as tokens, or groups of them."""
     held_out: list[dict[str, Any]]
-    """Those to measure on."""
+    """The held-out rows, on which the model is measured."""
     steps: int
     """The number of gradient steps, at most."""
     resume: Path | None
     """The trainer's checkpoint that training starts from."""
     parameters: int
-    """Of the model, before processes share them."""
+    """The number of the model's parameters, over all processes."""
 
     @property
     def decides(self) -> bool:
@@ -196,7 +196,7 @@ def training_rows(
     player: LoadedModel,
     progress: Progress,
 ) -> list[dict[str, Any]]:
-    """What to train on: the rows, or with --share-prefixes packs of them.
+    """The rows to train on as tokens, or with --share-prefixes packs of them.
 
     Raises DataError, CheckpointError, and ConfigError if the model cannot read packs.
     """
@@ -267,7 +267,7 @@ def _tiny_player(
 
 
 def _texts(rows: SFTRows) -> list[str]:
-    """What the tokenizer and the context of a tiny model are made for."""
+    """The texts for which the tokenizer and the context of a tiny model are made."""
     more: list[SFTRow] = [] if rows.policy_source is None else read_rows(rows.policy_source)
     texts = [text for row in (*rows.every, *more) for text in row.texts]
     return list(dict.fromkeys(texts)) if rows.are_options_scored else texts

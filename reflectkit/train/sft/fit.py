@@ -38,15 +38,17 @@ from reflectkit.train.sft.measure import (
 )
 
 ARGUMENTS = "training_args.bin"
-"""The one file of a trainer checkpoint with code in it; not needed to resume."""
+"""The only file of a trainer's checkpoint that has code in it. It is not needed to resume."""
 ORDER = "epoch_order.safetensors"
 """torch's random state at the start of the epoch."""
 FIGURES = "figures.json"
-"""What the next row of the log is made of: sums since the last one, and the tokens so far."""
+"""A file with the figures for the next row of the log: sums since the last row, and the tokens so
+far.
+"""
 MEASUREMENTS = 20
-"""Measurements on held-out rows in a run, by default."""
+"""The number of measurements on held-out rows in a run, by default."""
 EXPLODED = 10
-"""Times the loss of guessing; no working training comes near it."""
+"""A loss of this many times the loss of guessing means that training has failed."""
 FULL_DISK_BYTES = 4 * 2**20
 
 
@@ -56,27 +58,27 @@ class SFTFit:
 
     training: Training
     trainer: Any
-    """TRL's."""
+    """TRL's trainer."""
     bar: Bar
     log: Log = lambda figures, step: None
-    """Called with figures for the trackers."""
+    """Called with figures and the step, for the trackers."""
     stop: Sequence[int] = ()
-    """Not empty once training is to stop after the step, with a checkpoint."""
+    """Not empty if training should stop after the current step, with a checkpoint."""
     is_stopping: bool = False
-    """Whether one of the processes is to stop."""
+    """Whether one of the processes should stop."""
     figures: dict[str, float] = field(default_factory=dict)
-    """What the bar shows."""
+    """The figures that the progress bar shows."""
     checkpoint: Path = Path()
     """The model after the last step."""
 
     @property
     def steps(self) -> int:
-        """How many steps were made in all."""
+        """The number of steps so far."""
         return int(self.trainer.state.global_step)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The log: a row every 20 steps, and where held-out rows were measured."""
+        """The rows of the log: one every 20 steps, and one for each measurement on held-out rows."""
         rows: dict[int, dict[str, Any]] = {}
         for record in self.trainer.state.log_history:
             if "loss" not in record and LOSS not in record:
@@ -90,7 +92,7 @@ class SFTFit:
     def save(self, measures: Mapping[str, float]) -> Path:
         """Save the model in `checkpoint-<step>`; all processes must call this.
 
-        measures: on held-out rows, if it was measured on them.
+        measures: figures of the last measurement on held-out rows, if there was one.
         """
         training, processes = self.training, self.training.processes
         target = training.folder / f"checkpoint-{self.steps}"

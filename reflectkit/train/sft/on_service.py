@@ -52,32 +52,32 @@ LOG_EVERY = 20
 
 @dataclass(frozen=True)
 class ServiceTraining:
-    """What is trained on a service, and how long."""
+    """The adapter, the rows and the number of steps of training on a service."""
 
     run: SFTRun
     folder: Path
-    """The run's."""
+    """The folder of the run."""
     source: str
     """The base as a folder or a hub id, for its tokenizer and config."""
     tokenizer: Any
     adapter: ServiceAdapter
     record: dict[str, Any]
-    """What a checkpoint says about the service."""
+    """The entry about the service in a checkpoint."""
     meter: Meter
     url: str
-    """Of the service, to be told."""
+    """The URL of the service, for messages."""
     rows: list[dict[str, Any]]
     """The rows to train on, as tokens."""
     held_out: list[dict[str, Any]]
-    """Those to measure on."""
+    """The held-out rows, on which the adapter is measured."""
     steps: int
     """The number of gradient steps, at most."""
     resume: Path | None
     """The checkpoint that training starts from."""
     parameters: None = None
-    """Only the service knows them."""
+    """The number of parameters, which only the service knows."""
     processes: Processes = field(default_factory=Processes)
-    """This one."""
+    """Only this process."""
 
     @property
     def longest(self) -> int:
@@ -147,19 +147,19 @@ class ServiceFit:
 
     training: ServiceTraining
     steps: int = 0
-    """How many were made in all."""
+    """The number of steps so far."""
     log: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Figures by step."""
     losses: list[float] = field(default_factory=list)
-    """Of the steps since the last row of the log, in nats per trained token."""
+    """The losses of the steps since the last row of the log, in nats per trained token."""
     checkpoint: Path = Path()
-    """The one of the last step."""
+    """The checkpoint of the last step."""
     prefix: str = field(default_factory=lambda: f"reflectkit-{secrets.token_hex(4)}")
-    """Of the names of what this process saves on the service."""
+    """The prefix of all names under which this process saves on the service."""
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The log: a row every 20 steps, and where held-out rows were measured."""
+        """The rows of the log: one every 20 steps, and one for each measurement on held-out rows."""
         return [{**figures, "step": step} for step, figures in sorted(self.log.items())]
 
     @property
@@ -344,7 +344,9 @@ def read(training: ServiceTraining, rows: Sequence[Sequence[int]]) -> list[list[
 def trained_logprobs(
     batch: Sequence[Mapping[str, Any]], logprobs: Sequence[Sequence[float]]
 ) -> list[float]:
-    """Those of the trained tokens of `batch`, among the `logprobs` of all its tokens."""
+    """The log-probabilities of the trained tokens of `batch`. logprobs: of all its tokens but the
+    first of each row.
+    """
     values = []
     for row, row_logprobs in zip(batch, logprobs, strict=True):
         for label, logprob in zip(row["labels"][1:], row_logprobs, strict=True):

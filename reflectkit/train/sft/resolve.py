@@ -1,7 +1,6 @@
-"""Resolve, the first of sft's four steps: what the settings leave open is decided once, in a frozen
-`SFTRun`.
+"""Resolve, the first of sft's four steps: the settings become a frozen `SFTRun`.
 
-Nothing here imports torch, so that a mistake in the rows is told at once.
+Nothing here imports torch: a mistake in the rows is reported at once.
 """
 
 from __future__ import annotations
@@ -36,31 +35,32 @@ from reflectkit.types import SCORE, to_json
 
 HELD_OUT = "held-out"
 """The folder next to rows with held-out ones in a file of the same name."""
-HELD_OUT_SHARE, MOST_HELD_OUT, FEWEST_ROWS = 0.1, 1000, 20
-"""Of the rows that are held out by default: their share and their most; fewer rows than the last
-are all trained on."""
+HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 1000
+"""The share of rows that are held out by default, and their maximum number."""
+FEWEST_ROWS = 20
+"""With fewer rows than this, none are held out by default."""
 STRETCHES = 10
-"""In how many stretches of neighbours rows are held out."""
+"""Held-out rows are taken from the file in this many stretches of neighbours."""
 
 
 @dataclass(frozen=True)
 class SFTRows:
-    """The rows of a run, each of which is trained on or held out."""
+    """The rows of a run. Each is trained on or held out."""
 
     source: Path
     """The file of the rows to train on."""
     every: tuple[SFTRow, ...]
-    """All of its rows."""
+    """All rows of that file."""
     training: tuple[SFTRow, ...]
-    """Those to train on."""
+    """The rows to train on."""
     held_out: tuple[SFTRow, ...]
-    """Those to measure on."""
+    """The held-out rows, on which the model is measured."""
     held_out_source: Path
-    """The file of these."""
+    """The file of the held-out rows."""
     policy_source: Path | None
-    """The policy's rows, for whose words a tiny reflector has tokens, too."""
+    """The policy's rows, if a tiny reflector must have tokens for their words, too."""
     answer: str
-    """What the policy answers where it chooses (`types.Answer`); empty for a reflector."""
+    """The form of the policy's answer to a choice (`types.Answer`); "" for a reflector."""
 
     @property
     def are_options_scored(self) -> bool:
@@ -70,17 +70,19 @@ class SFTRows:
 
 @dataclass(frozen=True)
 class SFTRun:
-    """A run of sft, in which nothing is left open: `train.sft.build` makes its trainer."""
+    """A run of sft, with everything that its settings determine. `train.sft.build` makes its
+    trainer.
+    """
 
     config: SFTConfig
-    """The settings, with the place of its model."""
+    """The settings, with the folder of the model."""
     rows: SFTRows
     start: ModelRef | None
     """The model to train; None for one with random weights."""
     inputs: tuple[Path, ...]
-    """The files and folders that it reads."""
+    """The files and folders that the run reads."""
     facts: dict[str, Any]
-    """What is saved with the model."""
+    """Facts that are saved with the model."""
 
 
 def resolve_rows(config: SFTConfig) -> SFTRows:
@@ -215,7 +217,7 @@ def resolve(
 
 
 def _facts(config: SFTConfig, rows: SFTRows) -> dict[str, Any]:
-    """What is saved with the model."""
+    """The facts that are saved with the model."""
     facts: dict[str, Any] = {}
 
     # 1. What showed the rows

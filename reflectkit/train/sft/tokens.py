@@ -31,25 +31,25 @@ NOT_TRAINED = -100
 """The label of a token that is not trained on."""
 ANY_LENGTH = 2**31
 SAME_PROMPT = 16
-"""Rows in a row with the same prompt, whose options are read together."""
+"""Up to this many neighbouring rows with the same prompt are read together."""
 
 
 class TokenReader(Protocol):
-    """What encoding needs of a model."""
+    """The properties of a model that encoding needs."""
 
     @property
     def tokenizer(self) -> Any:
-        """Its tokenizer."""
+        """The tokenizer."""
         ...
 
     @property
     def context(self) -> int:
-        """The number of tokens that it reads."""
+        """The maximum length of a row, in tokens."""
         ...
 
     @property
     def vocabulary(self) -> int:
-        """The number of tokens that it knows."""
+        """The number of tokens that have a vector."""
         ...
 
 
@@ -61,9 +61,10 @@ def encode_for(
     *,
     prompt_loss: bool = False,
 ) -> list[dict[str, Any]]:
-    """The tokens of `rows`, all of which the model knows, in the form that the rows ask for.
+    """The tokens of `rows`, as texts, decisions or groups with options, whichever they are.
 
-    Raises DataError: a row is too long. CheckpointError: the model has no vector for a token.
+    Raises DataError if a row is too long, and CheckpointError if the model has no vector for a
+    token.
     """
     tokenizer = player.tokenizer
     limits: Any = {"max_length": config.max_length, "context": player.context}
@@ -95,17 +96,18 @@ def encode(
     max_length: int = 0,
     context: int = ANY_LENGTH,
 ) -> list[dict[str, Any]]:
-    """input_ids and labels of each row; labels are NOT_TRAINED in the prompt, unless it is trained
-    on too, and at the first token.
+    """The input_ids and labels of each row.
 
-    A text ends with the end token. An answer to a choice is its path in the trie of the answers
-    that the prompt lists; a prompt that lists none, as of other programs, has answers of one token.
+    The label of the first token is NOT_TRAINED, and so are those of the prompt unless
+    `prompt_loss`. A text ends with the end token. An answer to a choice is its path in the trie of
+    the answers that the prompt lists. If a prompt lists none, as prompts of other programs, answers
+    are one token.
 
-    source: the rows' file. role: whose rows they are. max_length: most tokens of a row; 0: as many
-    as context, which the model reads.
+    source: the file of the rows. role: of the model that they are for. max_length: the maximum
+    length of a row in tokens; 0 for `context`, which is the model's.
 
-    Raises DataError: a row has more than `max_length` or `context` tokens, or an answer of several
-    tokens is not listed. CheckpointError: a text is to end, and the tokenizer has no end token.
+    Raises DataError if a row is longer than that, or an answer of several tokens is not listed.
+    Raises CheckpointError if a text needs an end token, and the tokenizer has none.
     """
     dialogue = Dialogue(tokenizer, plain=True)
     encoded: list[dict[str, Any]] = []
@@ -216,15 +218,16 @@ def encode_decisions(
     max_length: int = 0,
     context: int = ANY_LENGTH,
 ) -> list[dict[str, Any]]:
-    """Rows of which one has probabilities, and so all list their answers: input_ids of the prompt,
-    the options' tokens (K) and their shares (K), which are 1 and 0 for a row with an answer.
+    """Decisions: the input_ids of each prompt, the tokens of its options (K), and their shares (K).
 
-    Raises DataError: a row lists no answers, or does not fit.
+    The shares are the row's probabilities, or 1 and 0 for a row with an answer. At least one row
+    has probabilities, so all must list their answers. Raises DataError if a row lists none, or is
+    too long.
     """
     limit = min(max_length or context, context)
     encoded: list[dict[str, Any]] = []
     for row in rows:
-        # 1. The answers that it lists
+        # 1. The answers that the prompt lists
         prompt, completion = row.parts[0]
         answers = listed_answers(prompt, row.form)
         if len(row.parts) > 1 or completion not in answers:
@@ -232,7 +235,7 @@ def encode_decisions(
             raise DataError(source, what, line=row.line)
         one_hot = tuple(float(answer == completion) for answer in answers)
 
-        # 2. Its tokens
+        # 2. The tokens of the prompt and of its answers
         ids = prompt_ids(tokenizer, prompt)
         options = [list(path) for path in answer_ids(tokenizer, answers)]
         if len(ids) + max(map(len, options)) > limit:
@@ -251,14 +254,19 @@ def encode_options(
     max_length: int = 0,
     context: int = ANY_LENGTH,
 ) -> list[dict[str, Any]]:
-    """Groups of neighbouring `rows` with the same prompt, whose options are each given a score.
+    """Groups of neighbouring `rows` with the same prompt, whose options each have a score.
 
-    Each has input_ids, the prompt; options, the tokens of each different option; offered, the
-    numbers of the options of each row; and shares, the target of each row as the probabilities of
-    these.
+    Returns
+    -------
+    For each group, lists by name:
 
-    Raises DataError: the prompt and an option have more than `max_length` or `context` tokens.
-    CheckpointError.
+    input_ids: the prompt.
+    options: the tokens of each different option.
+    offered: for each row, the numbers of its options.
+    shares: for each row, the probabilities of these.
+
+    Raises CheckpointError, and DataError if a prompt with an option is longer than `max_length` or
+    `context`.
     """
     # 1. The tokens of all different options
     limit = min(max_length or context, context)
