@@ -1,8 +1,10 @@
-"""Scoring of answers by the rule that each question names: ours for generated conversations, and
-those of the published data, by source. Questions with a rubric are for a judge, if there is one.
+"""Scores of answers, by the rule that each question names.
 
-Departs from Mem-α's scorer: every list of alternatives counts, not only its first; case never
-matters; a right answer that is empty after normalisation ("A") does not match everything; text in
+Some rules are ours, for generated conversations; the others are those of the published data. A
+question with a rubric is for a judge, if there is one.
+
+This departs from Mem-α's scorer: all alternatives count, not only the first, and case never
+matters. A right answer that is empty after normalisation ("A") does not match everything. A text of
 several lines has no empty recommendations.
 """
 
@@ -24,13 +26,18 @@ from reflectkit.errors import ConfigError
 from reflectkit.eventloop import followed
 
 RUBRIC = "rubric"
+"""The kind of questions that are for a judge."""
 ROUGE = "rouge"
-FIRST_ITEMS = 5  # of a recommendation count
+"""The kind of questions that need the package rouge-score."""
+FIRST_ITEMS = 5
+"""How many items of a recommendation count."""
 BOXED = re.compile(r"\\boxed\{([^}]*)\}")
 NUMBERED = re.compile(r"^\d+[.)、]?\s*[-—–]?\s*")
+"""The number before an item of a list."""
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 ANSWER = re.compile(r"Answer:(.*)", re.IGNORECASE)
 PUNCTUATION = str.maketrans("", "", string.punctuation)
+"""A translation that removes punctuation."""
 
 
 Text = Annotated[str, Field(pattern=r"\S")]
@@ -38,46 +45,55 @@ Text = Annotated[str, Field(pattern=r"\S")]
 
 
 def _check_kind(kind: str) -> str:
+    """`kind`, which has a rule. Raises ValueError if it has none."""
     if kind not in RULES:
         raise ValueError(f"is one of {', '.join(RULES)}, found {kind!r:.60}")
     return kind
 
 
 def _alternatives(value: Any) -> Any:
+    """A list of alternatives, which may be given as one text."""
     return [value] if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryQuestion:
-    """A question about a conversation, as tasks and files of questions have it."""
+    """A question about a conversation, in tasks and in files of questions."""
 
     question: str
-    """Its text."""
+    """The text of the question."""
     answers: Annotated[
         tuple[Text, ...], BeforeValidator(_alternatives), Field(alias="answer", min_length=1)
     ]
-    """Right answers: alternatives, or parts of one, as `kind` has it."""
+    """The right answers: alternatives, or parts of one answer, depending on `kind`."""
     kind: Annotated[str, AfterValidator(_check_kind)] = "contain"
-    """The rule that scores an answer: a key of `RULES`."""
+    """The rule that scores an answer, a key of `RULES`."""
     wrong: tuple[str, ...] = ()
-    """Texts that an answer must not contain, so that listing every possible answer scores nothing.
+    """Texts that an answer must not contain. With these, a list of all possible answers scores 0.
     """
     titles: tuple[str, ...] = ()
-    """Everything that can be recommended; an item of a recommendation stands for the title nearest
-    to it.
+    """All titles that can be recommended. An item of a recommendation counts as the title that is
+    nearest to it.
     """
 
 
 def score(question: MemoryQuestion, answer: str) -> float:
-    """The score of `answer`, 0 … 1, by the question's rule. Reasoning before `</think>` does not
-    count; reasoning that has no end is no answer.
+    """The score of `answer`, 0 to 1, by the question's rule.
+
+    Reasoning before `</think>` does not count. An answer whose reasoning does not end is empty.
     """
+    # 1. The answer without its reasoning
     answer = answer.split("</think>")[-1].strip()
     if "<think>" in answer:
         answer = ""
-    if any(_within(plain(other), plain(answer)) for other in question.wrong):
-        return 0.0
-    return float(RULES[question.kind](question, answer))
+
+    # 2. 0 for a wrong text, else by the rule
+    answer_text = plain(answer)
+    for wrong in question.wrong:
+        if _contains(answer_text, plain(wrong)):
+            return 0.0
+    rule = RULES[question.kind]
+    return float(rule(question, answer))
 
 
 def scores(
@@ -85,10 +101,12 @@ def scores(
     answers: Sequence[str],
     judge: Judge | None,
 ) -> list[float] | Awaitable[list[float]]:
-    """The score of each answer, 0 … 1; awaitable if the judge is. Raises EnvironmentFailure if it
-    cannot be reached.
+    """The score of each answer, 0 to 1; awaitable if the judge is asked asynchronously.
+
+    judge: decides on questions with a rubric; without one, they have a rule, too. Raises
+    EnvironmentFailure if the judge cannot be reached.
     """
-    # 1. By rule, except what is for the judge
+    # 1. Score by rules, and collect what is for the judge
     results: list[float] = []
     claims: dict[int, Claim] = {}
     for number, (question, answer) in enumerate(zip(questions, answers, strict=True)):
@@ -101,7 +119,7 @@ def scores(
     if judge is None or not claims:
         return results
 
-    # 2. By the judge
+    # 2. Add the judge's verdicts
     def merge(verdicts: list[bool]) -> list[float]:
         for number, verdict in zip(claims, verdicts, strict=True):
             results[number] = float(verdict)
@@ -115,9 +133,10 @@ def plain(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-def _within(part: str, text: str) -> bool:
-    """Whether `text` contains `part` as whole words; word borders are ignored in scripts without
-    spaces.
+def _contains(text: str, part: str) -> bool:
+    """Whether `text` contains `part` as whole words.
+
+    Scripts without spaces have no borders of words: there, `part` may be anywhere.
     """
     if not part:
         return False
@@ -126,49 +145,61 @@ def _within(part: str, text: str) -> bool:
     return re.search(f"{before}{re.escape(part)}{after}", text) is not None
 
 
-def _bare(text: str) -> str:
+def _without_quotes(text: str) -> str:
     """`text` in lower case, without quotation marks and full stops around it."""
     return plain(text).strip(" .\"'")
 
 
-def _normalised(text: str) -> str:
+def _squad_text(text: str) -> str:
     """`text` in lower case, without articles and punctuation: SQuAD's normalisation."""
-    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
+    letters = text.lower().translate(PUNCTUATION)
+    return " ".join(ARTICLES.sub(" ", letters).split())
 
 
 def _normal(question: MemoryQuestion, answer: str) -> bool:
-    text = _normalised(answer)
+    """The rule `normal`, see `RULES`."""
+    text = _squad_text(answer)
     for right in question.answers:
-        short = _normalised(right)
-        # Nothing is left of an answer such as "A", which would be in every text
-        if short in text if short else _within(plain(right), plain(answer)):
+        short = _squad_text(right)
+        is_right = short in text
+        # Nothing is left of a right answer such as "A", and nothing is in every text
+        if not short:
+            is_right = _contains(plain(answer), plain(right))
+        if is_right:
             return True
     return False
 
 
 def _keywords(question: MemoryQuestion, answer: str) -> float:
+    """The rule `keywords`, see `RULES`."""
     parts = []
     for right in question.answers:
         parts += [part.strip() for part in re.split(r"[;,]", plain(right))]
     parts = [part for part in parts if part]
-    return sum(_within(part, plain(answer)) for part in parts) / max(1, len(parts))
+    text = plain(answer)
+    matches = sum(_contains(text, part) for part in parts)
+    return matches / max(1, len(parts))
 
 
-def _in_box(answer: str) -> str:
-    """What is in `\\boxed{}`; without one, the whole answer."""
+def _boxed_text(answer: str) -> str:
+    """The text in `\\boxed{}`, or the whole answer if there is none."""
     match = BOXED.search(answer)
-    return (match[1] if match else answer).strip()
+    text = match[1] if match else answer
+    return text.strip()
 
 
 def _label(question: MemoryQuestion, answer: str) -> bool:
-    label = _in_box(answer).strip("\"'").strip()
+    """The rule `label`, see `RULES`."""
+    label = _boxed_text(answer).strip("\"'").strip()
     labels = [right.strip("\"'").strip() for right in question.answers]
     return label.isdecimal() and label in labels
 
 
 def _rouge(question: MemoryQuestion, answer: str) -> float:
+    """The rule `rouge`, see `RULES`."""
     match = ANSWER.search(answer)
-    short = (match[1] if match else answer.partition("\n")[0]).strip()
+    first_line = answer.partition("\n")[0]
+    short = (match[1] if match else first_line).strip()
     best = 0.0
     for right in question.answers:
         for text in (answer, short):
@@ -190,71 +221,101 @@ def rouge_scorer() -> Any:
 
 
 def _recommend(question: MemoryQuestion, answer: str) -> float:
-    # 1. The items: without the year in brackets, and without their numbers
+    """The rule `recommend`, see `RULES`."""
+    # 1. The lines of a numbered list, or the parts of a list with commas
     _, mark, rest = answer.partition("1.")
-    lines = (rest if mark else answer.replace(",", "\n")).split("\n")
+    listing = rest if mark else answer.replace(",", "\n")
+
+    # 2. The items, without the years in brackets, and without their numbers
     items = []
-    for line in lines:
+    for line in listing.split("\n"):
         name = re.sub(r"\([^()]*\)", "", line.strip())
-        items.append(" ".join(NUMBERED.sub("", name).split()))
-    items = [item for item in items if item][:FIRST_ITEMS]
-    # 2. The share of the right titles among them
-    if not question.titles:
+        item = " ".join(NUMBERED.sub("", name).split())
+        if item:
+            items.append(item)
+    items = items[:FIRST_ITEMS]
+
+    # 3. The share of the right titles that are among them
+    if question.titles:
+        titles = {nearest(item, question.titles) for item in items}
+        matches = sum(right in titles for right in question.answers)
+    else:
         names = {plain(item) for item in items}
-        return sum(plain(right) in names for right in question.answers) / len(question.answers)
-    titles = {nearest(item, question.titles) for item in items}
-    return sum(right in titles for right in question.answers) / len(question.answers)
+        matches = sum(plain(right) in names for right in question.answers)
+    return matches / len(question.answers)
 
 
 def nearest(name: str, titles: Sequence[str]) -> str:
-    """The title with the smallest edit distance to `name`, the first of equals. Case does not
+    """The title with the smallest edit distance to `name`, the first of several. Case does not
     matter.
+
+    The distances are those of Wagner and Fischer 1974, for all T titles at once. L: letters of the
+    longest title.
 
     >>> nearest("toy stori", ["Heat", "Toy Story"])
     'Toy Story'
     """
+    # 1. The letters of all titles
     lower_titles = [title.lower() for title in titles]
     lengths_T = np.array(list(map(len, lower_titles)))
     letters_TL = np.array(lower_titles).view(np.int32).reshape(len(titles), -1)
+
+    # 2. The distances from the first letters of `name` to the first letters of each title
     steps = np.arange(letters_TL.shape[1] + 1, dtype=np.int32)
     row_TL = np.broadcast_to(steps, (len(titles), len(steps)))
-    # Wagner and Fischer 1974, a row of all titles at once
     for number, letter in enumerate(name.lower(), 1):
-        above_TL = np.empty_like(row_TL)
-        above_TL[:, 0] = number
-        above_TL[:, 1:] = np.minimum(
-            row_TL[:, :-1] + (letters_TL != ord(letter)), row_TL[:, 1:] + 1
-        )
-        row_TL = np.minimum.accumulate(above_TL - steps, axis=1) + steps  # insertions
-    return titles[int(np.argmin(row_TL[np.arange(len(titles)), lengths_T]))]
+        replacement_TL = row_TL[:, :-1] + (letters_TL != ord(letter))
+        deletion_TL = row_TL[:, 1:] + 1
+        next_TL = np.empty_like(row_TL)
+        next_TL[:, 0] = number
+        next_TL[:, 1:] = np.minimum(replacement_TL, deletion_TL)
+        # An insertion adds 1 to the distance on its left
+        row_TL = np.minimum.accumulate(next_TL - steps, axis=1) + steps
+
+    # 3. The distances to the whole titles
+    distances_T = row_TL[np.arange(len(titles)), lengths_T]
+    return titles[int(np.argmin(distances_T))]
 
 
 def _rubric(question: MemoryQuestion, answer: str) -> float:
+    """The rule `rubric`, see `RULES`."""
     words: set[str] = set()
     for right in question.answers:
         words.update(content_words(right))
     if not words:
         return RULES["contain"](question, answer)
-    return len(words.intersection(content_words(answer))) / len(words)
+    matches = words.intersection(content_words(answer))
+    return len(matches) / len(words)
 
 
 def _share(question: MemoryQuestion, answer: str) -> float:
-    return sum(plain(right) in plain(answer) for right in question.answers) / len(question.answers)
+    """The rule `share`, see `RULES`."""
+    text = plain(answer)
+    matches = sum(plain(right) in text for right in question.answers)
+    return matches / len(question.answers)
 
 
 def _contain(question: MemoryQuestion, answer: str) -> bool:
-    return any(_within(plain(right), plain(answer)) for right in question.answers)
+    """The rule `contain`, see `RULES`."""
+    text = plain(answer)
+    return any(_contains(text, plain(right)) for right in question.answers)
 
 
 def _boxed(question: MemoryQuestion, answer: str) -> bool:
-    return _in_box(answer) in {right.strip() for right in question.answers}
+    """The rule `boxed`, see `RULES`."""
+    return _boxed_text(answer) in {right.strip() for right in question.answers}
+
+
+def _exact(question: MemoryQuestion, answer: str) -> bool:
+    """The rule `exact`, see `RULES`."""
+    return _without_quotes(answer) in map(_without_quotes, question.answers)
 
 
 RULES: dict[str, Callable[[MemoryQuestion, str], float]] = {
     # one of the alternatives, as whole words
     "contain": _contain,
     # equal to one of the alternatives
-    "exact": lambda question, answer: _bare(answer) in map(_bare, question.answers),
+    "exact": _exact,
     # share of the parts between semicolons or commas, as whole words
     "keywords": _keywords,
     # one of the alternatives, anywhere in the text
