@@ -64,7 +64,7 @@ def _words(content: Content) -> str:
     return "\n".join(part.words for part in content)
 
 
-class _Message(BaseModel):
+class _InputMessage(BaseModel):
     """A message of a user, of the developer or of the assistant."""
 
     type: Literal["message"] = "message"
@@ -117,7 +117,7 @@ class _Output(BaseModel):
     output: Content
 
 
-Item = _Message | _FunctionCall | _CustomCall | _Output
+Item = _InputMessage | _FunctionCall | _CustomCall | _Output
 
 
 def _conversation(items: Sequence[Item]) -> str:
@@ -130,7 +130,7 @@ def _conversation(items: Sequence[Item]) -> str:
     messages: list[Message] = []
     tool_names: dict[str, str] = {}
     for item in items:
-        if isinstance(item, _Message):
+        if isinstance(item, _InputMessage):
             role: Any = "system" if item.role == "developer" else item.role
             messages.append(Message(role, _words(item.content)))
         elif isinstance(item, _Output):
