@@ -39,7 +39,7 @@ class Trie:
     """
     steps: tuple[tuple[tuple[int, int], ...], ...]
     """For each label, the (node, child) pairs along its path, as indices. The root is part of every
-    path.
+    path. A label that is left out has none.
     """
     chains: tuple[Path, ...]
     """What must be read after the prompt to reach all nodes: the prefixes that do not begin another
@@ -101,16 +101,36 @@ def trie(labels: tuple[Path, ...]) -> Trie:
         )
         for path in labels
     )
-    # 3. Chains: what is read to reach the nodes
-    prefixes = sorted(index)  # a prefix comes right before those that it begins
+    return _with_chains(nodes, steps)
+
+
+def on_paths(tree: Trie, labels: Iterable[int]) -> Trie:
+    """`tree` with only the nodes on the paths of these labels, given as their numbers. The others
+    have no steps.
+    """
+    steps_of = {number: tree.steps[number] for number in labels}
+    kept = sorted({node for path in steps_of.values() for node, _ in path})
+    new_index = {node: place for place, node in enumerate(kept)}
+    steps = tuple(
+        tuple((new_index[node], child) for node, child in steps_of.get(number, ()))
+        for number in range(len(tree.steps))
+    )
+    return _with_chains([tree.nodes[node] for node in kept], steps)
+
+
+def _with_chains(nodes: Sequence[Node], steps: tuple[tuple[tuple[int, int], ...], ...]) -> Trie:
+    """The trie of these nodes, with what is read to reach them."""
+    prefixes = sorted(node.prefix for node in nodes)  # one comes right before those that it begins
     chains = [
         prefix
         for prefix, following in zip(prefixes, [*prefixes[1:], ()], strict=True)
         if prefix and following[: len(prefix)] != prefix
     ]
-    chain_of = [
-        next((n for n, chain in enumerate(chains) if chain[: len(p)] == p), 0) for p in index
-    ]
+    chain_of = []
+    for node in nodes:
+        size = len(node.prefix)
+        begun = (n for n, chain in enumerate(chains) if chain[:size] == node.prefix)
+        chain_of.append(next(begun, 0))
     return Trie(tuple(nodes), steps, tuple(chains), tuple(chain_of))
 
 

@@ -31,7 +31,7 @@ from reflectkit.models.architecture import (
     trunk_of,
     unwrapped,
 )
-from reflectkit.models.labels import Path, Trie, apart, trie
+from reflectkit.models.labels import Path, Trie, apart, on_paths, trie
 from reflectkit.models.rows import (
     Plan,
     Row,
@@ -113,17 +113,19 @@ def choice_logprobs(
     temperature: float = 1.0,
     share: bool = False,
     separately: bool = False,
+    needed: Sequence[Sequence[int]] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of the legal labels after each prompt.
 
     Gradients flow unless the caller disables them; without them, the common beginning of the
     prompts is read once.
 
-    Parameters ---------- model: a model or its Scorer. prompts: the token ids of B prompts. labels:
-    the token ids of each prompt's legal labels, at most K. temperature: divides the logits at each
-    node of the tree of labels, > 0. share: whether a common beginning of prompts is read once with
-    gradients too, if the model allows. separately: whether each label is read alone, see
-    `label_scores`.
+    model: a model or its Scorer. prompts: the token ids of B prompts. labels: the token ids of each
+    prompt's legal labels, at most K. temperature: divides the logits at each node of the tree of
+    labels, > 0. share: whether a common beginning of prompts is read once with gradients too, if
+    the model allows. separately: whether each label is read alone, see `label_scores`. needed: for
+    each prompt, the labels whose log-probabilities are needed, as their numbers; only their paths
+    are read, and those of other labels may be -inf. Default: all.
 
     Returns
     -------
@@ -137,6 +139,8 @@ def choice_logprobs(
     # 1. The nodes of all trees of labels, prompt by prompt, the root first; at a node labels differ
     device = next(model.parameters()).device
     tries = [trie(tuple(row)) for row in labels]
+    if needed is not None:
+        tries = [on_paths(tree, row) for tree, row in zip(tries, needed, strict=True)]
     children = [node.children for tree in tries for node in tree.nodes]
 
     # 2. The tokens of their children, padded to C
@@ -605,8 +609,8 @@ def along_paths(
 ) -> torch.Tensor:
     """The log-probabilities of the labels (B, K): sums of `logprobs_NC` along their paths.
 
-    They are -inf for a tree with fewer than K labels. roots: for each tree, the index of its root
-    among the N nodes of all trees.
+    They are -inf for a tree with fewer than K labels, and for labels without steps. roots: for each
+    tree, the index of its root among the N nodes of all trees.
     """
     # 1. The index of each of the S steps of a path; shorter paths end with the index of a 0
     width = logprobs_NC.shape[1]
@@ -621,10 +625,9 @@ def along_paths(
 
     # 2. The sums; a label without a path is not legal
     flat = torch.cat([logprobs_NC.flatten(), logprobs_NC.new_zeros(1)])
-    count_B1 = torch.tensor([[len(tree.steps)] for tree in tries], device=flat.device)
-    legal_BK = torch.arange(most_labels, device=flat.device) < count_B1
-    logprobs_BK = flat[index_BKS.to(flat.device)].sum(dim=-1)
-    return logprobs_BK.masked_fill(~legal_BK, float("-inf"))
+    index_BKS = index_BKS.to(flat.device)
+    logprobs_BK = flat[index_BKS].sum(dim=-1)
+    return logprobs_BK.masked_fill(index_BKS[..., 0] == zero_index, float("-inf"))
 
 
 def head_logits(

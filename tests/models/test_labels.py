@@ -11,7 +11,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedTokenizerFas
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.env import Context
 from reflectkit.eventloop import run_sync
-from reflectkit.models.labels import Path, choice_ids, prompt_ids, trie, with_ends
+from reflectkit.models.labels import Path, choice_ids, on_paths, prompt_ids, trie, with_ends
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import Scorer, choice_logprobs
 from reflectkit.models.tiny import build_model
@@ -179,6 +179,25 @@ def test_chains_are_read_in_parts_behind_a_cached_prompt(build) -> None:
         torch.testing.assert_close(one, brute(model, row, labels, 1.0), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_needed_labels_have_the_log_probabilities_and_gradients_of_all(build) -> None:
+    """Label 3 of the first row and 0 and 6 of the second, which part at the root, so that nothing is read for these."""
+    model, rows, needed = build(), prompts(2), [[3], [0, 6]]
+    gradients, scores, read = [], [], []
+    trunk = getattr(model, model.base_model_prefix)
+    trunk.register_forward_hook(lambda *call: read.append(call[-1].last_hidden_state.shape[:2].numel()))
+    for chosen in (None, needed):
+        model.zero_grad()
+        ours, _ = choice_logprobs(Scorer(model), rows, [LABELS] * 2, pad_id=0, needed=chosen)
+        scores.append(torch.cat([row[numbers] for row, numbers in zip(ours, needed, strict=True)]))
+        scores[-1].sum().backward()
+        gradients.append([weight.grad.clone() for weight in model.parameters()])
+    torch.testing.assert_close(scores[1], scores[0], atol=1e-4, rtol=0)
+    torch.testing.assert_close(gradients[1], gradients[0], atol=1e-4, rtol=1e-3)
+    assert ours[0, [0, 1, 2, 4, 5, 6]].eq(float("-inf")).all()
+    assert read[1] < read[0]
+
+
 def test_a_trie_has_a_node_where_labels_part() -> None:
     one = trie(LABELS)
     assert [node.prefix for node in one.nodes] == [(), (6,), (6, 8), (6, 4, 2)]
@@ -192,6 +211,12 @@ def test_a_trie_has_a_node_where_labels_part() -> None:
         one.chains[chain][: len(node.prefix)] == node.prefix
         for chain, node in zip(one.chain_of, one.nodes, strict=True)
     )
+    part = on_paths(one, [3])
+    assert [node.prefix for node in part.nodes] == [(), (6,), (6, 8)]
+    assert (part.chains, part.chain_of) == (((6, 8),), (0, 0, 0))
+    assert part.steps == ((), (), (), ((0, 1), (1, 1), (2, 1)), (), (), ())
+    assert on_paths(one, [4]).steps[4] == ((0, 1), (1, 2), (2, 0))  # the last node is another one now
+    assert on_paths(one, [6, 0]).chains == ()
     shallow = trie(((5,), (6,)))
     assert (shallow.chains, shallow.depth, len(shallow.nodes)) == ((), 0, 1)
     assert trie(((5, 6), (5, 7))).chains == ((5,),)  # the root is kept, though only one token may follow

@@ -195,12 +195,15 @@ def decision_losses(
     model: Any,
     rows: Sequence[Mapping[str, Any]],
     pad_id: int,
+    *,
+    learns: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """For each of B decisions, the loss and whether the model agrees with the label.
 
     The loss is the cross-entropy, in nats, of the model's probabilities of the options with respect
     to the label's. They agree if both have the same likeliest option. A row may be a group of
-    decisions whose options each have a score of their own (`encode_options`).
+    decisions whose options each have a score of their own (`encode_options`). learns: only the
+    losses are needed, so that only options with a share are read.
 
     Returns (losses_B, agrees_B).
     """
@@ -219,7 +222,12 @@ def decision_losses(
             targets.append(target)
 
     # 2. The model's log-probabilities, and the label's probabilities, which are 0 in padding
-    logprobs_BK, _ = choice_logprobs(model, prompts, labels, pad_id=pad_id, separately=separately)
+    needed = None
+    if learns:
+        needed = [[number for number, share in enumerate(target) if share] for target in targets]
+    logprobs_BK, _ = choice_logprobs(
+        model, prompts, labels, pad_id=pad_id, separately=separately, needed=needed
+    )
     target_BK = torch.zeros_like(logprobs_BK)
     for number, target in enumerate(targets):
         target_BK[number, : len(target)] = torch.tensor(target)
@@ -257,7 +265,7 @@ class DecisionTrainer(SharingTrainer):
             rows.append({"input_ids": ids[: lengths[number]], **row})
 
         # 2. Their mean loss
-        losses_B, _ = decision_losses(model, rows, self.processing_class.pad_token_id)
+        losses_B, _ = decision_losses(model, rows, self.processing_class.pad_token_id, learns=True)
         self._total_train_tokens += sum(lengths)
         count = len(losses_B) if num_items_in_batch is None else num_items_in_batch
         loss = losses_B.sum() / count
