@@ -89,18 +89,26 @@ def _explain(error: BaseException, *, with_traceback: bool) -> int:
 
     # 3. Errors of code, the user's or ours
     cause = cause_of(error)
-    summary = f"{type(cause).__name__}: {cause}".strip(": ").splitlines()[0]
+    summary = f"{type(cause).__name__}: {_text(cause)}".strip(": ").splitlines()[0]
     more = "`reflectkit --traceback …` shows the traceback"
     if line := user_code_line(cause):
         return print_error(f"{line}: {summary} ({more})", 2)
     return print_error(f"{summary} (internal error; {more})", 1)
 
 
+def _text(error: BaseException) -> str:
+    """What `error` says; "" if its own class cannot."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
 def _no_room(error: BaseException) -> str:
     """Why a write did not fit; empty for another error."""
     number = error.errno if isinstance(error, OSError) else None
     for code in NO_ROOM:
-        if code != number and os.strerror(code) not in str(error):
+        if code != number and os.strerror(code) not in _text(error):
             continue
         limit = "a file exceeds this shell's limit (`ulimit -f`)"
         return limit if code == errno.EFBIG else "the disk is full"

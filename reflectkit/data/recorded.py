@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from reflectkit.decisions.labelled import TOLERANCE
+from reflectkit.decisions.replies import distribution
 from reflectkit.errors import DataError
 from reflectkit.jsonl import read_jsonl
 from reflectkit.types import (
@@ -65,18 +67,24 @@ def read_recorded(record: Path, outcomes: Path, env: str) -> tuple[list[Trajecto
     # 2. The decisions that have one
     episodes: list[Trajectory] = []
     used_keys: set[tuple[str, str]] = set()
+    first_lines: dict[tuple[str, str], int] = {}
     without = 0
     for line, row in read_jsonl(record):
         if "id" not in row or "decision" not in row:  # an answer in words, or a reward
             continue
         number, question = str(row["id"]), str(row.get("question", ""))
+        first = first_lines.setdefault((number, question), line)
+        if first != line:
+            raise DataError(
+                record, f"the decision is there twice, first in line {first}", line=line, field="id"
+            )
         # An outcome without a question is of all of a request's
         key = (number, question) if (number, question) in rewards else (number, "")
         if key not in rewards:
             without += 1
             continue
         used_keys.add(key)
-        turn = _turn(row, rewards[key][1], record, line)
+        turn = _turn(row, rewards[key][1], record, line, (outcomes, rewards[key][0]))
         task = Task(f"{number}-{question}", env, "recorded", number, {})
         episodes.append(Trajectory(task, 0, (turn,), Status.COMPLETED, False, group=number))
     for key, (line, outcome) in rewards.items():
@@ -89,7 +97,14 @@ def read_recorded(record: Path, outcomes: Path, env: str) -> tuple[list[Trajecto
     return episodes, without
 
 
-def _turn(row: Mapping[str, Any], outcome: _Outcome, path: Path, line: int) -> Turn:
+def _turn(
+    row: Mapping[str, Any],
+    outcome: _Outcome,
+    path: Path,
+    line: int,
+    outcome_place: tuple[Path, int],
+) -> Turn:
+    # 1. What was decided, and with which probabilities
     observation = from_json(Observation, row.get("observation"), path=path, line=line)
     decision = from_json(Decision, row["decision"], path=path, line=line)
     if len(decision.probabilities) != len(observation.choices) or not decision.probabilities:
@@ -100,7 +115,14 @@ def _turn(row: Mapping[str, Any], outcome: _Outcome, path: Path, line: int) -> T
         raise DataError(
             path, "missing: it was decided elsewhere", line=line, field="decision.prompt_ids"
         )
-    # The option that was taken, by its text or by the part before a colon
+    field = "decision.probabilities"
+    distribution(
+        decision.probabilities,
+        TOLERANCE,
+        lambda fault: DataError(path, fault, line=line, field=field),
+    )
+
+    # 2. The option that was taken, by its text or by the part before a colon
     action = decision.action
     if outcome.choice:
         names = [
@@ -108,9 +130,16 @@ def _turn(row: Mapping[str, Any], outcome: _Outcome, path: Path, line: int) -> T
         ]
         option = outcome.choice if outcome.choice in observation.choices else next(iter(names), "")
         if not option:
-            raise DataError(path, f"the decision has no option {outcome.choice!r:.60}", line=line)
+            raise DataError(
+                outcome_place[0],
+                f"the decision in line {line} of {path} has no option {outcome.choice!r:.60}",
+                line=outcome_place[1],
+                field="choice",
+            )
         action = observation.choices.index(option)
-    if not isinstance(action, int) or not decision.probabilities[action] > 0:
+    if not isinstance(action, int) or not 0 <= action < len(observation.choices):
+        raise DataError(path, f"no option {action!r:.40}", line=line, field="decision.action")
+    if not decision.probabilities[action] > 0:
         raise DataError(path, "the option that was taken has no probability above 0", line=line)
     logprob = math.log(decision.probabilities[action])
     return Turn(observation, replace(decision, action=action, logprobs=(logprob,)), outcome.reward)

@@ -280,8 +280,13 @@ def read_rows(path: Path) -> list[SFTRow]:
         # 2. The texts, and what is trained instead of the completion
         parts = tuple(_parts(path, line, row))
         options = _options(path, line, row, parts) if form == SCORE else ()
-        listed = len(options or listed_answers(parts[0][0], str(form)))
-        rows.append(SFTRow(line, parts, str(form), _target(path, line, row, listed), options))
+        listed = options or listed_answers(parts[0][0], str(form))
+        completion = parts[0][1]
+        if listed and completion not in listed:
+            fault = f"{completion!r:.60} is none of the listed actions; write e.g. {listed[0]!r:.60}"
+            raise DataError(path, fault, line=line, field="completion")
+        target = _target(path, line, row, len(listed))
+        rows.append(SFTRow(line, parts, str(form), target, options))
     return rows
 
 

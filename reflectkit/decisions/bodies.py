@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -21,10 +22,8 @@ class InvalidRequestError(Exception):
     (`type`).
     """
 
-    def __init__(self, detail: Sequence[dict[str, Any]]) -> None:
-        first = detail[0]
-        place = ".".join(map(str, first["loc"][1:]))
-        super().__init__(f"{place}: {first['msg']}" if place else first["msg"])
+    def __init__(self, message: str, detail: Sequence[dict[str, Any]]) -> None:
+        super().__init__(message)
         self.detail = list(detail)
 
 
@@ -35,7 +34,7 @@ def invalid(
 ) -> InvalidRequestError:
     """An error with one entry. place: keys and indices that lead to the wrong value in the body."""
     entry = {"loc": ["body", *place], "msg": message, "type": kind}
-    return InvalidRequestError([entry])
+    return InvalidRequestError(_at(place, message), [entry])
 
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -50,30 +49,63 @@ def read_body(kind: type[Body], body: bytes) -> Body:
     # 1. Parse the JSON: pydantic limits its depth to 200 levels, and Python's parser finds the
     # repeated keys and the large numbers that pydantic accepts
     try:
-        value = from_json(body, allow_inf_nan=False)
+        from_json(body, allow_inf_nan=False)
         json.loads(body, object_pairs_hook=_unique, parse_float=_finite)
     except ValueError as error:
         raise invalid(str(error), "json_invalid") from None
 
     # 2. Check its fields
     try:
-        return kind.model_validate(value)
+        return kind.model_validate_json(body)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False, include_input=False)
         detail = []
         for entry in errors[:MOST_ERRORS]:
             place = ["body", *entry["loc"]]
             detail.append({"loc": place, "msg": entry["msg"], "type": entry["type"]})
-        raise InvalidRequestError(detail) from None
+        raise InvalidRequestError(fault_of(error, body), detail) from None
+
+
+def refuse_repeated_keys(body: bytes) -> None:
+    """Raises ValueError if an object in the JSON value `body` has a key twice."""
+    json.loads(body, object_pairs_hook=_unique)
+
+
+def fault_of(error: ValidationError, body: bytes) -> str:
+    """What is wrong in `body`, after the keys and indices that lead to it."""
+    # 1. Of a union, an error in the type that fits best: deep, and among few
+    faults = error.errors(include_url=False)
+    counts = Counter(fault["loc"][:-1] for fault in faults)
+    fault = max(faults, key=lambda fault: (len(fault["loc"]), -counts[fault["loc"][:-1]]))
+    message = fault["msg"].removeprefix("Value error, ")
+    if not fault["loc"]:
+        return message
+
+    # 2. Its place, without the names of types, which are no part of what was sent
+    place: list[str | int] = []
+    value: Any = json.loads(body)
+    for part in fault["loc"]:
+        is_key = isinstance(value, dict) and part in value
+        if is_key or (isinstance(value, list) and isinstance(part, int)):
+            value = value[part]
+        elif fault["type"] != "missing" or part != fault["loc"][-1]:
+            continue
+        place.append(part)
+    return _at(place, message)
+
+
+def _at(place: Sequence[str | int], message: str) -> str:
+    """The message after its place, if it has one."""
+    return f"{'.'.join(map(str, place))}: {message}" if place else message
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The object of these (key, value) pairs. Raises ValueError if a key is there twice."""
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"an object has the key {twice!r:.80} twice")
+    value: dict[str, Any] = {}
+    for key, inner in pairs:
+        if key in value:
+            raise ValueError(f"an object has the key {key!r:.80} twice")
+        value[key] = inner
     return value
 
 

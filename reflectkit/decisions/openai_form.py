@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, StrictBool, StrictStr, field_validator, model_validator
+from pydantic import BaseModel, FailFast, Field, StrictBool, StrictStr, field_validator, model_validator
 from pydantic_core import from_json
+from typing_extensions import TypeAliasType
 
 from reflectkit.decisions.questions import (
     FEWEST_OPTIONS,
@@ -54,7 +55,9 @@ class _TextPart(BaseModel):
         return text_of(self.data) or self.text or self.refusal
 
 
-Content = str | list[_TextPart]
+# A list ends at its first error: a body has room for millions of wrong items
+Parts = TypeAliasType("Parts", Annotated[list[_TextPart], FailFast()])
+Content = str | Parts
 
 
 def _words(content: Content) -> str:
@@ -118,6 +121,7 @@ class _Output(BaseModel):
 
 
 Item = _InputMessage | _FunctionCall | _CustomCall | _Output
+Items = TypeAliasType("Items", Annotated[list[Item], FailFast()])
 
 
 def _conversation(items: Sequence[Item]) -> str:
@@ -264,7 +268,7 @@ class DecisionsRequest(BaseModel):
     state_field: ClassVar[str] = "input"
     """The name of the field with the state."""
     model: str
-    input: str | list[Item]
+    input: str | Items
     questions: list[
         Annotated[PredicateQuestion | ChoiceQuestion | ScoreQuestion, Field(discriminator="type")]
     ] = Field(min_length=1, max_length=MOST_QUESTIONS)
@@ -282,6 +286,16 @@ class DecisionsRequest(BaseModel):
                 raise ValueError(
                     f"input: no call before it has the call_id {item.call_id!r:.60} of an output"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> DecisionsRequest:
+        # Outcomes find their decision by these names
+        names: set[str] = set()
+        for name, _ in self.named_questions:
+            if name in names:
+                raise ValueError(f"questions: two are named {name!r:.60}")
+            names.add(name)
         return self
 
     def names(self, model: str) -> bool:

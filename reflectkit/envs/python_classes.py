@@ -7,16 +7,27 @@ source, so a run has another identity once the class is edited.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import inspect
-import json
-from types import CodeType, FunctionType
+import re
+from contextlib import suppress
+from functools import cached_property
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from uuid import uuid4
 
 from reflectkit.errors import ConfigError
 
 SCHEME = "class"
+NOT_WRITTEN = (
+    "__module__",
+    "__dict__",
+    "__weakref__",
+    "__firstlineno__",
+    "__static_attributes__",
+)
+"""Attributes of a class that nobody wrote."""
 _CLASSES: dict[str, type] = {}
 """The classes that were handed over, by what follows the scheme."""
 
@@ -51,37 +62,69 @@ def env_of(name: str) -> type:
 
 def _sources(kind: type) -> list[str]:
     """What decides how `kind` behaves, as far as it was defined where it was: its attributes and
-    functions, and the constants and functions of its module that these name. Nothing if a function
-    has no source.
+    functions, and the variables that these name there. Nothing if a function has no source.
     """
     parts: list[str] = []
     pending: list[Any] = [base for base in kind.__mro__ if base.__module__ == kind.__module__]
     visits: set[int] = set()
     while pending:
-        # The function of a method or of a property
-        part = pending.pop(0)
-        part = getattr(part, "__func__", getattr(part, "fget", None) or part)
+        part = _function_of(pending.pop(0))
         if id(part) in visits:
             continue
         visits.add(id(part))
         # A class: its attributes, and their values later
         if isinstance(part, type):
             for attribute, value in vars(part).items():
-                if attribute not in ("__module__", "__dict__", "__weakref__", "__firstlineno__"):
+                if attribute not in NOT_WRITTEN and not _by_dataclass(part, value):
                     pending.append(value)
                     parts.append(f"{attribute} = {_constant(value)}")
-        # A function: its source, and the globals that it names
+        # A function: its source, and what it names
         elif isinstance(part, FunctionType):
             try:
-                parts.append(inspect.getsource(part))
+                parts.append(inspect.getsource(part.__code__))
             except (OSError, TypeError):
                 return []
-            for name in sorted(_names(part.__code__) & part.__globals__.keys()):
-                value = part.__globals__[name]
+            for name, value in _variables(part).items():
                 parts.append(f"{name} = {_constant(value)}")
                 if getattr(value, "__module__", None) == kind.__module__:
                     pending.append(value)
+        # An object of a class that was defined there
+        elif type(part).__module__ == kind.__module__:
+            pending.append(type(part))
     return parts
+
+
+def _function_of(part: Any) -> Any:
+    """The function of a method, of a property, or of one whose results are kept; else `part`."""
+    if isinstance(part, classmethod | staticmethod | MethodType):
+        return part.__func__
+    if isinstance(part, property):
+        return part.fget
+    if isinstance(part, cached_property):
+        return part.func
+    if isinstance(part, type | FunctionType):
+        return part
+    return getattr(part, "__wrapped__", part)
+
+
+def _by_dataclass(kind: type, value: Any) -> bool:
+    """Whether `dataclass` wrote the method `value`, which follows from the attributes."""
+    if not dataclasses.is_dataclass(kind) or not isinstance(value, FunctionType):
+        return False
+    return value.__code__.co_filename in ("<string>", dataclasses.__file__)
+
+
+def _variables(function: FunctionType) -> dict[str, Any]:
+    """What a function names, by name: globals, variables of the function around it, defaults."""
+    variables: dict[str, Any] = {}
+    for name in sorted(_names(function.__code__) & function.__globals__.keys()):
+        variables[name] = function.__globals__[name]
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    for name, cell in cells:
+        with suppress(ValueError):  # not yet set
+            variables[name] = cell.cell_contents
+    variables["defaults"] = function.__defaults__, function.__kwdefaults__
+    return variables
 
 
 def _names(code: CodeType) -> set[str]:
@@ -90,9 +133,32 @@ def _names(code: CodeType) -> set[str]:
     return {*code.co_names}.union(*map(_names, inner))
 
 
-def _constant(value: Any) -> str:
-    """A value as JSON; empty if it is none."""
-    try:
-        return json.dumps(value, sort_keys=True)
-    except (TypeError, ValueError):
-        return ""
+def _constant(value: Any, *around: int) -> str:
+    """A value as text, the same in each program. around: what holds it, as it may refer to that.
+
+    >>> _constant({(1, 2): {"b", "a"}})
+    "{(1, 2): {'a', 'b'}}"
+    """
+    # 1. What has a name, and what holds itself
+    if isinstance(value, type | FunctionType | ModuleType):
+        return value.__name__
+    if id(value) in around:
+        return "itself"
+    around = *around, id(value)
+
+    # 2. What holds others. A set has no order, and the text of a large array not all numbers
+    if isinstance(value, dict):
+        pairs = [f"{_constant(key, *around)}: {_constant(value[key], *around)}" for key in value]
+        return "{" + ", ".join(pairs) + "}"
+    if isinstance(value, set | frozenset):
+        return "{" + ", ".join(sorted(_constant(element, *around) for element in value)) + "}"
+    if isinstance(value, list | tuple):
+        return "(" + ", ".join(_constant(element, *around) for element in value) + ")"
+    if callable(getattr(value, "tolist", None)):
+        return f"{getattr(value, 'dtype', '')} {_constant(value.tolist(), *around)}"
+
+    # 3. What has a text, without addresses, which differ from program to program
+    text = repr(value)
+    if " object at 0x" in text and hasattr(value, "__dict__"):
+        return f"{type(value).__name__}{_constant(vars(value), *around)}"
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)

@@ -13,6 +13,7 @@ import torch
 from reflectkit import load_agent
 from reflectkit.cli.main import main
 from reflectkit.data.recorded import read_recorded
+from reflectkit.errors import DataError
 from reflectkit.jsonl import read_json, read_jsonl, write_jsonl
 from reflectkit.models.labels import choice_ids, prompt_ids
 from reflectkit.models.load import LoadedModel, save_player
@@ -121,6 +122,29 @@ def recorded(player: LoadedModel, shares: tuple[float, ...], number: str = "deci
     decision = Decision(1, None, prompt, (9,), (-0.1,), probabilities=shares)
     line = {"session": "", "id": number, "question": "team", "observation": to_json(observation)}
     return line | {"decision": to_json(decision)} | more
+
+
+@pytest.mark.parametrize(
+    ("changes", "repeats", "outcome", "place"),
+    [
+        ({"action": 2}, 1, {}, "answers.jsonl:1: field 'decision.action'"),
+        ({"action": -1}, 1, {}, "answers.jsonl:1: field 'decision.action'"),
+        ({"probabilities": [0.25, 3]}, 1, {}, "answers.jsonl:1: field 'decision.probabilities'"),
+        ({"probabilities": [0.25, 0.5]}, 1, {}, "answers.jsonl:1: field 'decision.probabilities'"),
+        ({}, 2, {}, "answers.jsonl:2: field 'id'"),
+        ({}, 1, {"choice": "Sales"}, "outcomes.jsonl:1: field 'choice'"),
+    ],
+)
+def test_a_damaged_record_is_named_with_its_place(
+    player: LoadedModel, changes: dict[str, Any], repeats: int, outcome: dict[str, Any], place: str
+) -> None:
+    line = recorded(player, (0.25, 0.75))
+    line["decision"] |= changes
+    write_jsonl(Path("answers.jsonl"), [line] * repeats)
+    write_jsonl(Path("outcomes.jsonl"), [{"id": "decision-1", "reward": 1.0} | outcome])
+    with pytest.raises(DataError) as caught:
+        read_recorded(Path("answers.jsonl"), Path("outcomes.jsonl"), "decisions")
+    assert str(caught.value).startswith(place)
 
 
 def test_outcomes_are_joined_by_id_with_the_recorded_probability(player: LoadedModel) -> None:

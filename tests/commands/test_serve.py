@@ -146,6 +146,10 @@ def called(arguments: str) -> bytes:
         (asking(tools=TOOLS * 2), 400, "two have the same name"),
         (asking(tools=[{"type": "function", "function": LOOK | {"parameters": {"type": math.nan}}}]), 400, "tools: "),
         (asking(temperature=math.inf), 400, "temperature"),
+        (asking(temperature=True), 400, "temperature: Input should be a valid number"),
+        (asking(max_tokens="4"), 400, "max_tokens: Input should be a valid integer"),
+        (asking(stop=3), 400, "stop: Input should be a valid string"),
+        (asking()[:-1] + b', "model": "n"}', 400, "the key 'model' twice"),
         (called("{" * 100_000), 400, "no JSON object"),
         (called('{"a":' * 400 + "1" + "}" * 400), 400, "no JSON object"),
         (called('{"box": "\\ud800"}'), 400, "no JSON object"),
@@ -173,7 +177,7 @@ def test_only_its_own_host_and_token(served: Any) -> None:
 def test_only_a_number_is_a_reward(served: Any) -> None:
     session = Scripted(ToolUse("Hi."))
     url = served(session) + "/reward"
-    for value in ("true", "NaN", "1e999", f"1{'0' * 400}", "[" * 100_000, '"1"'):
+    for value in ("true", "NaN", "1e999", f"1{'0' * 400}", "[" * 100_000, '"1"', '1, "reward": 2'):
         code, text = post(url, b'{"reward": ' + value.encode() + b"}")
         assert (code, session.rewards) == (400, [])
         assert "NUMBER" in text

@@ -279,6 +279,38 @@ def test_openai_s_form_is_checked_too(address: str, question: Any, reason: str) 
     assert (code, reason in text) == (422, True), text[:500]
 
 
+@pytest.mark.parametrize(
+    ("item", "place"),
+    [
+        ({"role": "tool", "content": "x"}, "input.0.role: "),
+        ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "input.0.content.0.type: "),
+        ({"type": "function_call", "call_id": "a", "name": "look"}, "input.0.arguments: Field required"),
+    ],
+)
+def test_the_message_names_the_item_that_is_wrong(address: str, item: Any, place: str) -> None:
+    body = json.dumps({"model": "m", "input": [item], "questions": [{"type": "predicate", "instructions": "?"}]})
+    code, text = post(f"{address}/v1/decisions", body.encode())
+    assert code == 422
+    assert json.loads(text)["error"]["message"].startswith(place)
+
+
+def test_a_body_full_of_errors_is_read_to_the_first_of_a_list(address: str) -> None:
+    body = b'{"model": "m", "questions": [], "input": [' + b"0, " * 9999 + b"0]}"
+    code, text = post(f"{address}/v1/decisions", body)
+    detail = json.loads(text)["detail"]
+    assert (code, [fault["loc"] for fault in detail if 1 in fault["loc"]]) == (422, [])
+
+
+@pytest.mark.parametrize("names", [["team", "team"], ["1", None]])
+def test_questions_of_one_name_are_refused_as_outcomes_could_not_tell_them_apart(
+    address: str, names: list[str | None]
+) -> None:
+    questions = [{"type": "predicate", "instructions": "?", "name": name} for name in names]
+    body = json.dumps({"model": "m", "input": "x", "questions": questions}).encode()
+    code, text = post(f"{address}/v1/decisions", body)
+    assert (code, f"two are named '{names[0]}'" in text) == (422, True), text[:500]
+
+
 @pytest.mark.parametrize("state", ["", {}, [], {"a": [1, None, "é"]}])
 def test_any_state_is_read_also_an_empty_one(address: str, state: Any) -> None:
     assert 0 < ask(address, {"q": REFUND}, state)["q"]["noul"] < 1

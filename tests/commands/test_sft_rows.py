@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,23 @@ def test_a_checkpoint_answers_as_it_was_trained(checkpoint: Path, taxi_data: Pat
         decision = agent._running().result(agent._agent.decide(*agent._request("a map", CHOICES)))
     assert decision.token_ids == text_ids(tokenizer, CHOICES)[decision.action]
     assert decision.prompt_ids == tuple(prompt_ids(tokenizer, "a map\nActions:\n " + "\n ".join(CHOICES) + "\nAction:"))
+
+
+@pytest.mark.parametrize(
+    ("form", "listed", "right", "wrong"),
+    [("label", " 0 go\n 1 stay", " 1", "1"), ("text", " go\n stay", " stay", " leave")],
+)
+def test_an_answer_that_its_prompt_does_not_list_is_refused(
+    form: str, listed: str, right: str, wrong: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "sft.jsonl"
+    row = {"prompt": f"a map\nActions:\n{listed}\nAction:", "answer": form}
+    write_jsonl(path, [row | {"completion": right}])
+    assert read_rows(path)[0].parts[0][1] == right
+    write_jsonl(path, [row | {"completion": right}, row | {"completion": wrong}])
+    with pytest.raises(DataError, match=re.escape(f"{wrong!r} is none of the listed actions")) as caught:
+        read_rows(path)
+    assert str(caught.value).startswith(f"{path}:2: field 'completion'")
 
 
 def test_what_is_trained_is_the_path_that_is_scored(tmp_path: Path) -> None:

@@ -95,6 +95,23 @@ def test_choices_are_taken_by_their_texts(form: int) -> None:
     assert last.info.get("figures") == ({"sum": 3} if form > 3 else None)
 
 
+def test_a_choice_is_the_one_that_was_shown_whatever_other_episodes_do_to_the_list() -> None:
+    class Turned(Counter):
+        choices: Any = ["one", "two"]  # noqa: RUF012 (as people write it)
+
+        def reset(self) -> str:
+            self.choices.reverse()
+            return super().reset()
+
+        def step(self, choice: str) -> Any:
+            return choice, 0.0, True
+
+    first, second = make(Turned), make(Turned)
+    shown = first.reset(task_of(first, seed=1), 0).choices
+    second.reset(task_of(second, seed=2), 0)
+    assert (shown, first.step(0).observation.text) == (("two", "one"), "two")
+
+
 @pytest.mark.parametrize(
     ("rewards", "success"),
     [
@@ -1080,6 +1097,25 @@ class Named(Game):
 
 class Loss(Base):
     def step(self, choice): return "?", 0.0, False, {"profit": float("inf")}
+
+class Partly(Base):
+    def step(self, choice): return "?", 0.0, True, {"success": 0.3}
+
+class Textless(Base):
+    choices = (object(), object())
+
+class Far(Base):
+    def __init__(self): self.horizon = 50
+
+class Mute(Base):
+    class Error(Exception):
+        def __str__(self): return self.reason
+    def step(self, choice): raise self.Error
+
+class Within:
+    def __init__(self): self.choices = ("a", "b")
+    def reset(self, seed): return "?"
+    def step(self, choice): return "?", 0.0, True
 if "Four-v0" not in gymnasium.registry: gymnasium.register("Four-v0", entry_point=Four, max_episode_steps=9)
 """
 
@@ -1092,6 +1128,11 @@ if "Four-v0" not in gymnasium.registry: gymnasium.register("Four-v0", entry_poin
         ("Draws", ".py, line 18: step() of Draws returned"),
         ("Said", "its 'success' must be True or False"),
         ("Loss", "its 'profit' is inf; return a finite number"),
+        ("Partly", "its 'success' must be True or False"),
+        ("Textless", "has no text; give a list of texts"),
+        ("Far", "its constructor sets a horizon of 50, and episodes end after 15 steps"),
+        ("Mute", ": Error (`reflectkit --traceback"),
+        ("Within", "Within has no choices; write choices in the class, outside of its methods"),
         ("Long", "its reward is nan; return a finite number"),
         ("Huge", "its reward is an integer of 16,610 bits"),
         ("Fourth", "its last value is 'won'"),

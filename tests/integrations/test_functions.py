@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import functools
 import random
 import sys
 from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy
 import pytest
 
 import reflectkit
@@ -59,6 +63,64 @@ def test_the_source_of_a_class_is_its_name(monkeypatch: pytest.MonkeyPatch) -> N
     exec(source, {"__name__": "typed"}, unknown)
     assert not has_source(unknown["Short"])
     assert name_of(unknown["Short"]) != name_of(unknown["Short"])
+
+
+WALLS: Any = {(0, 1)}
+LARGE = numpy.zeros(2000)
+
+
+class Rule:
+    """What something else decides by."""
+
+    limit = 3
+
+    def holds(self, place: int) -> bool:
+        return place < self.limit
+
+
+RULE = Rule()
+
+
+@functools.lru_cache
+def free(place: tuple[int, int]) -> bool:
+    return place not in WALLS and LARGE[1000] == 0 and RULE.holds(place[0])
+
+
+def bounded(limit: int) -> type:
+    class Bounded(Walk):
+        def step(self, choice: str, cost: float = STEP) -> tuple[str, float, bool]:
+            return str(free((0, limit))), cost, True
+
+    return Bounded
+
+
+@dataclasses.dataclass
+class Sized:
+    choices: ClassVar[tuple[str, ...]] = ("left", "right")
+    size: int = 3
+
+    def reset(self, seed: int) -> str:
+        return "?" * self.size
+
+
+def test_what_decides_and_is_no_json_is_in_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finished run of another maze would be taken for this one's."""
+    name = name_of(bounded(3))
+    assert name_of(bounded(3)) == name
+    names = [name, name_of(bounded(4))]
+    wall, large = {(0, 2)}, LARGE.copy()
+    large[1000] = 1
+    for owner, attribute, value in (
+        (sys.modules[__name__], "WALLS", wall),
+        (sys.modules[__name__], "LARGE", large),
+        (RULE, "limit", 4),
+        (Rule, "holds", lambda rule, place: False),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, attribute, value, raising=False)
+            names.append(name_of(bounded(3)))
+    assert len(set(names)) == 6
+    assert has_source(Sized)
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import uvicorn
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, FailFast, Field, ValidationError, field_validator, model_validator
 from pydantic_core import from_json
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -30,8 +30,15 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from typing_extensions import TypeAliasType
 
-from reflectkit.decisions.bodies import InvalidRequestError, read_body
+from reflectkit.decisions.bodies import (
+    Body,
+    InvalidRequestError,
+    fault_of,
+    read_body,
+    refuse_repeated_keys,
+)
 from reflectkit.decisions.openai_form import DecisionsRequest
 from reflectkit.decisions.systemone import SystemOneRequest
 from reflectkit.envs.conversation import spoken
@@ -118,10 +125,16 @@ class _ContentPart(_RequestPart):
     text: str = ""
 
 
+# A list ends at its first error: a body has room for millions of wrong items
+_Tools = TypeAliasType("_Tools", Annotated[list[_Tool], FailFast()])
+_Parts = TypeAliasType("_Parts", Annotated[list[_ContentPart], FailFast()])
+_Texts = TypeAliasType("_Texts", Annotated[list[str], FailFast()])
+
+
 class _Message(_RequestPart):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_ContentPart] | None = None
-    tool_calls: list[_Tool] | None = None
+    content: str | _Parts | None = None
+    tool_calls: _Tools | None = None
     tool_call_id: str = ""
     name: str = ""
     function_call: Any = None
@@ -136,18 +149,18 @@ class _Message(_RequestPart):
 
 class _Request(_RequestPart):
     model: str
-    messages: list[_Message] = Field(min_length=1)
-    tools: list[_Tool] | None = None
+    messages: Annotated[list[_Message], FailFast()] = Field(min_length=1)
+    tools: _Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | _Tool | None = None
-    n: int | None = None
+    n: int | None = Field(None, strict=True)
     logprobs: bool | None = None
     functions: Any = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
-    temperature: float | None = Field(None, ge=0, allow_inf_nan=False)
-    max_tokens: int | None = Field(None, ge=-1)
-    max_completion_tokens: int | None = Field(None, ge=-1)
-    stop: str | list[str] | None = None
+    temperature: float | None = Field(None, ge=0, strict=True, allow_inf_nan=False)
+    max_tokens: int | None = Field(None, ge=-1, strict=True)
+    max_completion_tokens: int | None = Field(None, ge=-1, strict=True)
+    stop: str | _Texts | None = None
     response_format: dict[str, Any] | None = None
 
     @property
@@ -229,14 +242,7 @@ class Conversations:
     def read(self, body: bytes) -> ChatRequest:
         """The request in `body`. Raises RequestError."""
         # 1. Its form
-        try:
-            request = _Request.model_validate_json(body)
-        except ValidationError as error:
-            # Of a union, the error in the type that fits best
-            errors = error.errors(include_url=False)
-            fault = max(errors, key=lambda fault: len(fault["loc"]))
-            place = ".".join(map(str, fault["loc"]))
-            raise RequestError(f"{place}: {fault['msg']}" if place else fault["msg"]) from None
+        request = _read(_Request, body)
         if request.refused:
             raise RequestError(request.refused)
         # 2. Its messages, with the exact text of the answers that it repeats
@@ -302,6 +308,18 @@ class Conversations:
         if len(self._answers) > REMEMBERED:
             self._answers.popitem(last=False)
         return message
+
+
+def _read(kind: type[Body], body: bytes) -> Body:
+    """The request in `body`. Raises RequestError."""
+    try:
+        request = kind.model_validate_json(body)
+        refuse_repeated_keys(body)
+    except ValidationError as error:
+        raise RequestError(fault_of(error, body)) from None
+    except ValueError as error:
+        raise RequestError(str(error)) from None
+    return request
 
 
 def _with_tool_names(messages: Sequence[_Message]) -> list[tuple[_Message, str]]:
@@ -488,10 +506,11 @@ def application(
 
     async def reward(request: Request) -> Response:
         session = session_of(request)
+        body = await _body(request)
         try:
-            value = _Reward.model_validate_json(await _body(request)).reward
-        except ValidationError as error:
-            raise RequestError(f'send {{"reward": NUMBER}}: {error.errors()[0]["msg"]}') from None
+            value = _read(_Reward, body).reward
+        except RequestError as error:
+            raise RequestError(f'send {{"reward": NUMBER}}: {error}') from None
         session.reward(value)
         return JSONResponse({"reward": value})
 
@@ -589,7 +608,7 @@ def _refusal(
 async def _body(request: Request) -> bytes:
     """The body of a request. Raises RequestError."""
     encoding = request.headers.get("content-encoding", "identity")
-    if encoding != "identity":
+    if encoding.lower() != "identity":
         raise RequestError(f"a body in {encoding:.40} is not read; send it uncompressed", 415)
     body, size = bytearray(), 0
     # All of it, even if it is too large: a client that still sends would not read why

@@ -17,7 +17,16 @@ from typing import Any, ClassVar, Literal, get_origin
 from pydantic import create_model
 
 from reflectkit.config import REQUIRED, Config, NoSettings, alternatives, option
-from reflectkit.env import Action, Env, StepResult, Taskset, Teacher, check_choice, check_task
+from reflectkit.env import (
+    DEFAULT_HORIZON,
+    Action,
+    Env,
+    StepResult,
+    Taskset,
+    Teacher,
+    check_choice,
+    check_task,
+)
 from reflectkit.envs.adapters.prompts import DatasetSettings, DatasetTasks, prompt_messages
 from reflectkit.envs.adapters.rewards import (
     CompletionIds,
@@ -55,8 +64,8 @@ def env_of_class(kind: type) -> type[Env]:
         return wrap_class(Choices, kind, settings_of(kind))
     if hasattr(kind, "step") and not hasattr(kind, "get_reward"):
         raise ConfigError(
-            f"{kind.__name__} has no choices; add choices, a list of texts, or a method that"
-            " returns one"
+            f"{kind.__name__} has no choices; write choices in the class, outside of its methods: a"
+            " list of texts, or a property that returns one"
         )
     if not _tool_names(kind):
         raise ConfigError(
@@ -201,10 +210,24 @@ class Plain(Env):
     def _begin(self, task: Task, seed: int) -> int:
         """The problem's own seed, or the episode's; a column called so may hold something else."""
         check_task(task, self.name, self.levels)
+        self._check_horizon()
         task_seed = task.data.get("seed")
         seed = task_seed if isinstance(task_seed, int) else seed
         self._random = _states(seed)
         return seed
+
+    def _check_horizon(self) -> None:
+        """Raises ConfigError where the instance has another horizon than the class, which is the one that counts, and
+        the user did not give one.
+        """
+        own = getattr(self.written, "horizon", None)
+        counts = self.horizons.get("all", DEFAULT_HORIZON)
+        if isinstance(own, int) and own != counts == self.horizon:
+            place = code_place(type(self.written))
+            raise ConfigError(
+                f"{place}: its constructor sets a horizon of {own}, and episodes end after {counts} steps; write"
+                f" horizon = {own} in the class, or add --horizon {own}"
+            )
 
     def _call(self, method: str, /, *arguments: Any, **keywords: Any) -> Any:
         """What a method of the instance returns. Raises ConfigError if it takes other arguments."""
@@ -287,7 +310,8 @@ class Choices(Plain):
             fix = f"its last value is {brief(info)}; return a dict there, or leave it out"
             raise self._wrong("step", returned, fix)
         success = info.get("success")
-        if not isinstance(success, bool | int | float | None) and not is_flag(success):
+        is_success = success is None or is_flag(success)
+        if not is_success and not (isinstance(success, Real) and success in (0, 1)):
             raise self._wrong("step", returned, "its 'success' must be True or False")
         # 2. What the dict tells
         step_info = {key: info[key] for key in ("figures", "refused") if key in info}
@@ -342,14 +366,21 @@ class Choices(Plain):
         # They may differ from step to step
         choices = self.plain.choices
         choices = choices() if callable(choices) else choices
+        place = code_place(self.plain_type)
         if not isinstance(choices, list | tuple) or not (choices or over):
-            place = code_place(self.plain_type)
             raise ConfigError(
                 f"{place}: the choices are {brief(choices)}; give a list of texts, or end the"
                 " episode"
             )
-        self._offered: Sequence[Any] = choices
-        return Observation((Message("user", text),), tuple(map(str, choices)))
+        # A copy, since other episodes may change a list of the class
+        self._offered: Sequence[Any] = tuple(choices)
+        for choice in self._offered:
+            if type(choice).__str__ is object.__str__ and type(choice).__repr__ is object.__repr__:
+                raise ConfigError(
+                    f"{place}: the choice {brief(choice)} has no text; give a list of texts, or"
+                    f" write {type(choice).__name__}.__str__"
+                )
+        return Observation((Message("user", text),), tuple(map(str, self._offered)))
 
 
 class ToolTasks(DatasetTasks):
