@@ -283,7 +283,9 @@ def read_rows(path: Path) -> list[SFTRow]:
         listed = options or listed_answers(parts[0][0], str(form))
         completion = parts[0][1]
         if listed and completion not in listed:
-            fault = f"{completion!r:.60} is none of the listed actions; write e.g. {listed[0]!r:.60}"
+            fault = (
+                f"{completion!r:.60} is none of the listed actions; write e.g. {listed[0]!r:.60}"
+            )
             raise DataError(path, fault, line=line, field="completion")
         target = _target(path, line, row, len(listed))
         rows.append(SFTRow(line, parts, str(form), target, options))
