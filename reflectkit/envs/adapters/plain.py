@@ -375,10 +375,11 @@ class Choices(Plain):
         # A copy, since other episodes may change a list of the class
         self._offered: Sequence[Any] = tuple(choices)
         for choice in self._offered:
-            if type(choice).__str__ is object.__str__ and type(choice).__repr__ is object.__repr__:
+            kind: Any = type(choice)
+            if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
                 raise ConfigError(
                     f"{place}: the choice {brief(choice)} has no text; give a list of texts, or"
-                    f" write {type(choice).__name__}.__str__"
+                    f" write {kind.__name__}.__str__"
                 )
         return Observation((Message("user", text),), tuple(map(str, self._offered)))
 
