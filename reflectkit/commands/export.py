@@ -19,7 +19,7 @@ from reflectkit.envs.setup import EnvConfig, EnvSetup, chat_settings
 from reflectkit.errors import ConfigError, ReflectkitError, refuse
 from reflectkit.eventloop import result_of
 from reflectkit.jsonl import read_json
-from reflectkit.models.checkpoint_metadata import SERVICE
+from reflectkit.models.checkpoint_metadata import QUESTIONS, SERVICE
 from reflectkit.models.hub import hub_options
 from reflectkit.models.refs import ModelRef
 from reflectkit.prompts import (
@@ -42,6 +42,10 @@ EXAMPLES = (
 MINOR = ("seed",)  # nothing is random
 READS = {
     "reflection": f"an observation and `{REFLECTION_MARKER}`; it answers with one line about it",
+    "typed": (
+        f"an observation, a question about it, the options as {{listed}} and `{ACTION_MARKER}`; it"
+        f" answers with {{answer}}"
+    ),
     "policy": (
         f"an observation, a reflection model's comment, {{listed}} and `{ACTION_MARKER}`; it"
         f" answers with {{answer}}"
@@ -121,7 +125,9 @@ def run(config: ExportConfig, progress: Progress) -> Report:
         with progress.bar(f"export {config.policy}", 1) as bar:
             origin_facts = model_facts(config.policy)
             base = base_of(config.policy)
-            names = ("env", "prompts", "step", "reflector", "model", "acts", "calibration")
+            names = (
+                "env", "prompts", "step", "reflector", "model", "acts", "calibration", QUESTIONS,
+            )  # fmt: skip
             facts = {
                 name: origin_facts[name] for name in names if origin_facts.get(name) is not None
             }
@@ -258,7 +264,8 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None, prompt: 
             chooses = env_class(str(facts.get("env"))).acts == "choice"
     if chooses:
         listed, answer = ANSWERED.get(facts.get("answer", ""), ANSWERED["label"])
-        reads = READS.get(role, READS["policy"]).format(listed=listed, answer=answer)
+        kind = "typed" if facts.get(QUESTIONS) else role
+        reads = READS.get(kind, READS["policy"]).format(listed=listed, answer=answer)
     else:
         form = "" if role == "chat" else " as plain text, without a chat template"
         comments = ", with comments" if reflector else ""
@@ -337,7 +344,7 @@ def prompt_at_start(config: ExportConfig, facts: dict[str, Any]) -> str:
     # Its code, its files or what it needs may be missing, or fail
     with contextlib.suppress(Exception):
         observation = _first_observation(config, str(facts["env"]))
-    if observation is None:
+    if observation is None or facts.get(QUESTIONS):
         return ""
     role, form = facts.get("role"), facts.get("answer", "label")
     comment = "…" if role == "policy" else None

@@ -94,6 +94,9 @@ def test_rows_have_the_teacher_s_answers(folder: Path, form: str) -> None:
     facts = read_json(next((folder / "results/typed").glob("checkpoint-*")) / "reflectkit.json")
     assert [asked["name"] for asked in facts["questions"]] == ["likely"]
     assert facts.get("answer", "label") == form
+    assert main(["export", "--policy", str(folder / "results/typed"), "--out-dir", str(folder / "exported")]) == 0
+    exported = read_json(folder / "exported/reflectkit.json")
+    assert (exported["questions"], exported.get("answer", "label")) == (facts["questions"], form)
     policy = [line for _, line in read_jsonl(folder / "data/commented/sft_policy.jsonl")]
     assert all("Reflection: likely: right " in row["prompt"] for row in policy)
 
