@@ -597,7 +597,8 @@ class PromptSettings(Config):
 
 
 class ChoiceEnv(Env):
-    """An env whose observation is one text and whose actions are the same few choices in every state.
+    """An env whose observation is one text and whose actions are the same few choices in every
+    state.
 
     A subclass sets `name`, `levels`, `choices`, and writes `_begin`, `_move` and `_text`.
     """

@@ -149,11 +149,12 @@ def _text_env() -> type[Any]:
     class SkyRLEnv(BaseTextEnv):  # type: ignore[misc, unused-ignore]
         """An env of reflectkit behind skyrl_gym's interface; see the module.
 
-        env: its name. env_config: settings from SkyRL's own configuration, over the registered ones. extras: a row of
-        `rows`; its max_turns, which SkyRL adds, is also the env's horizon.
+        env: its name. env_config: settings from SkyRL's own configuration, over the registered
+        ones. extras: a row of `rows`; its max_turns, which SkyRL adds, is also the env's horizon.
 
-        An answer that is no legal action takes a turn, and the model reads what is wrong. Where the env's engine or
-        simulated user fails, the episode ends with reward 0 and the metric `failed`: SkyRL has no way to leave it out.
+        An answer that is no legal action takes a turn, and the model reads what is wrong. Where the
+        env's engine or simulated user fails, the episode ends with reward 0 and the metric
+        `failed`: SkyRL has no way to leave it out.
 
         Raises ConfigError, DataError for wrong settings or a row that `rows` did not make.
         """

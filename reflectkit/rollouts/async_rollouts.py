@@ -1,7 +1,9 @@
-"""Play while the learner works: a stream of groups of episodes, played by weights that are at most K updates old.
+"""Play while the learner works: a stream of groups of episodes, played by weights that are at most
+K updates old.
 
-The stream is fixed by the seed: update n's groups are those of the synchronous loop. At version v the groups of updates
-up to v + K may begin. Update n waits for its own, so no group is left out because it is long.
+The stream is fixed by the seed: update n's groups are those of the synchronous loop. At version v
+the groups of updates up to v + K may begin. Update n waits for its own, so no group is left out
+because it is long.
 """
 
 from __future__ import annotations
@@ -40,9 +42,10 @@ class Group:
 class AsyncRollouts:
     """Plays groups in a thread of its own, whose event loop alone changes its state.
 
-    group: the number n of the stream to its group. groups: of an update. staleness: K, most updates between the weights
-    that began a group and those that learn from it. updates: of the run. width: episodes at once. step: the first
-    update that it plays for. timeout_s: see `rollouts.episode.play`.
+    group: the number n of the stream to its group. groups: of an update. staleness: K, most updates
+    between the weights that began a group and those that learn from it. updates: of the run. width:
+    episodes at once. step: the first update that it plays for. timeout_s: see
+    `rollouts.episode.play`.
     """
 
     def __init__(
@@ -80,13 +83,15 @@ class AsyncRollouts:
         return len(self._begun)
 
     def take(self, step: int) -> list[Trajectory]:
-        """The episodes for update `step`, whose weights the agent's sampler has; play goes on meanwhile. Raises what
-        playing raises.
+        """The episodes for update `step`, whose weights the agent's sampler has; play goes on
+        meanwhile. Raises what playing raises.
         """
         return self._thread.result(self._take(step))
 
     def result(self, coroutine: Coroutine[Any, Any, Value]) -> Value:
-        """Run `coroutine`, which asks the agent, in the loop that plays: a `Batcher` belongs to one loop."""
+        """Run `coroutine`, which asks the agent, in the loop that plays: a `Batcher` belongs to one
+        loop.
+        """
         return self._thread.result(coroutine)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """The only interaction loop: data generation, online RL and evaluation all go through `play`.
 
-An episode is a coroutine: while it waits for its env or its agent, the others go on. Up to `width` run concurrently;
-when one ends, the next starts. All randomness comes from each episode's own seed, so an episode does not depend on
-the others that run with it.
+An episode is a coroutine: while it waits for its env or its agent, the others go on. Up to `width`
+run concurrently; when one ends, the next starts. All randomness comes from each episode's own seed,
+so an episode does not depend on the others that run with it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Slot:
 class BatchBarrier:
     """The episodes that run concurrently.
 
-    patience: seconds without progress after which waiting requests are served without the other episodes.
+    patience: seconds without progress after which waiting requests are served without the other
+    episodes.
     """
 
     def __init__(self, patience: float) -> None:
@@ -128,8 +129,9 @@ _slot: ContextVar[Slot | None] = ContextVar("slot", default=None)
 class Batcher(Generic[Item, Answer]):
     """Answers requests in batches.
 
-    work: maps the items of a batch to their answers, in order; an exception goes to every request of the batch. rank:
-    of several batchers with waiting requests, the one with the lowest rank serves first.
+    work: maps the items of a batch to their answers, in order; an exception goes to every request
+    of the batch. rank: of several batchers with waiting requests, the one with the lowest rank
+    serves first.
     """
 
     def __init__(self, work: Callable[[list[Item]], Sequence[Answer]], rank: int = 0) -> None:
@@ -137,7 +139,9 @@ class Batcher(Generic[Item, Answer]):
         self._queue: list[tuple[Slot | None, Item, asyncio.Future[Answer]]] = []
 
     async def ask(self, item: Item) -> Answer:
-        """The answer to `item`. Outside a barrier, a batch holds the requests of one iteration of the event loop."""
+        """The answer to `item`. Outside a barrier, a batch holds the requests of one iteration of
+        the event loop.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
         slot = _slot.get()
@@ -184,8 +188,9 @@ UNSCORED = "no reward applies"
 class Episode:
     """One episode to play.
 
-    seed: seed of everything random in it, 0 ≤ seed < 2**63. group: the episodes that it will be compared with. start:
-    seed of the env's reset, which the episodes of a group share; None derives it from `seed`.
+    seed: seed of everything random in it, 0 ≤ seed < 2**63. group: the episodes that it will be
+    compared with. start: seed of the env's reset, which the episodes of a group share; None derives
+    it from `seed`.
     """
 
     task: Task
@@ -205,15 +210,18 @@ def rollout(
     on_end: Callable[[Trajectory], None] | None = None,
     keep: bool = True,
 ) -> list[Trajectory]:
-    """Play `episodes` with `agent`, and return their trajectories in the same order; a coroutine awaits `play_all`.
+    """Play `episodes` with `agent`, and return their trajectories in the same order; a coroutine
+    awaits `play_all`.
 
     Args:
         episodes: What to play.
-        make_env: Makes a fresh env, including its horizon wrapper; called once for each concurrent episode. They are
+        make_env: Makes a fresh env, including its horizon wrapper; called once for each concurrent
+        episode. They are
             closed at the end.
         agent: Decides for one observation.
         width: Number of concurrent episodes; fewer if the env's `max_concurrency` is smaller.
-        patience: Seconds without progress after which waiting observations are served without the others.
+        patience: Seconds without progress after which waiting observations are served without the
+        others.
         timeout_s: Seconds after which an episode is truncated; 0 is never.
         on_end: Called with each trajectory as it ends.
         keep: Whether to return the trajectories; with `on_end` alone, memory stays small.
@@ -242,7 +250,9 @@ async def play_all(
     on_end: Callable[[Trajectory], None] | None = None,
     keep: bool = True,
 ) -> list[Trajectory]:
-    """`rollout` for coroutines. Raises what env and agent raise, except EnvironmentFailure; see `play`."""
+    """`rollout` for coroutines. Raises what env and agent raise, except EnvironmentFailure; see
+    `play`.
+    """
     if not episodes:
         return []
     trajectories: list[Trajectory | None] = [None] * len(episodes)
@@ -298,7 +308,9 @@ async def play_all(
 
 
 def usable_after(trajectory: Trajectory) -> bool:
-    """Whether the env of `trajectory` may play another episode: not if it failed, or may still be at work."""
+    """Whether the env of `trajectory` may play another episode: not if it failed, or may still be
+    at work.
+    """
     if trajectory.reason.startswith(UNSCORED):
         return True
     if trajectory.reason.startswith(LATE):
@@ -318,10 +330,11 @@ async def play(
 
     timeout_s: seconds after which it is TRUNCATED as by a prompt that is too long; 0: no limit.
 
-    If the env fails (EnvironmentFailure, also from its teacher) or the agent cannot decide (`Decision.failure`), the
-    episode is ABORTED, with the reason. If the observation is too long for the agent's model or no answer was legal
-    (`Decision.truncation_reason`), it is TRUNCATED, and the env's `truncation_penalty` is added to the last turn's
-    reward, so that ending early never costs less than playing on. Other errors are raised; ConfigError for what
+    If the env fails (EnvironmentFailure, also from its teacher) or the agent cannot decide
+    (`Decision.failure`), the episode is ABORTED, with the reason. If the observation is too long
+    for the agent's model or no answer was legal (`Decision.truncation_reason`), it is TRUNCATED,
+    and the env's `truncation_penalty` is added to the last turn's reward, so that ending early
+    never costs less than playing on. Other errors are raised; ConfigError for what
     `rollouts.checked` refuses.
     """
     env = checked(env)

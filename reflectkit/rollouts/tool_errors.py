@@ -1,6 +1,8 @@
-"""Tools of a user's class that fail by an error of their own code: reported once, and how to end a run of them.
+"""Tools of a user's class that fail by an error of their own code: reported once, and how to end a
+run of them.
 
-The agent reads every error as the tool's answer, as in TRL, so a mistake in the code would be trained on for hours.
+The agent reads every error as the tool's answer, as in TRL, so a mistake in the code would be
+trained on for hours.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ CODE_ERRORS = (AttributeError, ImportError, NameError, RuntimeError, TypeError)
 
 
 def code_error(error: Exception) -> str:
-    """`error` in words, with its place, if it is one of the tool's code; else "". One in code that was an argument, as
-    of a calculator that calls `eval`, is not.
+    """`error` in words, with its place, if it is one of the tool's code; else "". One in code that
+    was an argument, as of a calculator that calls `eval`, is not.
     """
     frames = traceback.extract_tb(error.__traceback__)
     if not isinstance(error, CODE_ERRORS) or (frames and frames[-1].filename == "<string>"):
@@ -49,7 +51,9 @@ class ToolErrors:
 
 
 def broken_tool(trajectories: Iterable[Trajectory]) -> str:
-    """Which tool raised the same error in all its calls, two at least, and what to do; "" if there is none."""
+    """Which tool raised the same error in all its calls, two at least, and what to do; "" if there
+    is none.
+    """
     # 1. The calls of each tool, and the errors
     calls: Counter[str] = Counter()
     errors_of: dict[str, list[str]] = {}

@@ -1,4 +1,6 @@
-"""Wrappers of envs: checks of what an env and its teacher return, with the horizon, and shuffled choices."""
+"""Wrappers of envs: checks of what an env and its teacher return, with the horizon, and shuffled
+choices.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,9 @@ def checked(env: Env) -> Checked:
 
 
 class Checked(Wrapper):
-    """Raises ConfigError for a return that cannot be played with, learned from or counted, and IllegalActionError for a
-    step before `reset` or after the end. horizon: steps after which it truncates an episode; None: never.
+    """Raises ConfigError for a return that cannot be played with, learned from or counted, and
+    IllegalActionError for a step before `reset` or after the end. horizon: steps after which it
+    truncates an episode; None: never.
     """
 
     is_checked = True
@@ -63,8 +66,8 @@ class Checked(Wrapper):
         return f"{super().rules}\n{limit}".strip("\n")
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
-        """Begin `task`, one that is a seed alone with that seed. Raises ConfigError for an observation that cannot be
-        read or answered.
+        """Begin `task`, one that is a seed alone with that seed. Raises ConfigError for an
+        observation that cannot be read or answered.
         """
         self.last_observation = None
         self.over = True  # until the env has begun
@@ -77,8 +80,9 @@ class Checked(Wrapper):
         return followed(outside_loop(self.env.reset, task, seed), self._after_reset)
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
-        """One step; the last step of the horizon is marked as truncated unless the env ended the episode there. Raises
-        ConfigError for a result that is not finite or not valid JSON, or whose observation cannot be read or answered.
+        """One step; the last step of the horizon is marked as truncated unless the env ended the
+        episode there. Raises ConfigError for a result that is not finite or not valid JSON, or
+        whose observation cannot be read or answered.
         """
         if self.over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
@@ -99,7 +103,9 @@ class Checked(Wrapper):
         return CheckedTeacher(outside_loop(super().teacher), self)
 
     def truncation_penalty(self, steps_left: int) -> float:
-        """The env's, for the remaining steps of the horizon. Raises ConfigError if it is not a finite number."""
+        """The env's, for the remaining steps of the horizon. Raises ConfigError if it is not a
+        finite number.
+        """
         if self._horizon is not None:
             steps_left = self._horizon - self._step_count
         reward = outside_loop(super().truncation_penalty, steps_left)
@@ -116,7 +122,9 @@ class Checked(Wrapper):
         value: object,
         expected: str,
     ) -> None:
-        """Raises ConfigError unless `fits`. subject: what is checked, with its verb. expected: what to return."""
+        """Raises ConfigError unless `fits`. subject: what is checked, with its verb. expected: what
+        to return.
+        """
         if not fits:
             if inspect.iscoroutine(value):
                 value.close()  # otherwise Python warns that it was never awaited
@@ -126,7 +134,9 @@ class Checked(Wrapper):
 
     @property
     def _place(self) -> str:
-        """The user's own code that made what is checked, as the beginning of a message; "" if it is not the user's."""
+        """The user's own code that made what is checked, as the beginning of a message; "" if it is
+        not the user's.
+        """
         methods = ("_begin", "reset") if self.last_observation is None else ("_move", "step")
         for name in methods:
             code = getattr(getattr(type(self.env), name, None), "__code__", None)
@@ -161,8 +171,8 @@ class Checked(Wrapper):
         return result
 
     def _check_info(self, result: StepResult) -> None:
-        """Raises ConfigError for a reward and an info that are no JSON, or figures that are not finite or not ours to
-        name.
+        """Raises ConfigError for a reward and an info that are no JSON, or figures that are not
+        finite or not ours to name.
         """
         info = result.info
         self.need(isinstance(info, dict), "info is", info, "a dict, {} for nothing")
@@ -253,8 +263,8 @@ class Checked(Wrapper):
 
 
 class TranslatedTeacher:
-    """Forwards to `inner`, the teacher of a wrapped env. The actions that a method returns go through `translate`, with
-    the method's name.
+    """Forwards to `inner`, the teacher of a wrapped env. The actions that a method returns go
+    through `translate`, with the method's name.
     """
 
     def __init__(self, inner: Any, translate: Callable[[str, Sequence[Any]], list[Any]]) -> None:
@@ -278,7 +288,9 @@ class TranslatedTeacher:
 
 
 class CheckedTeacher(TranslatedTeacher):
-    """Raises ConfigError for an action that is not offered, and for an unknown mark or a comment that is not a text."""
+    """Raises ConfigError for an action that is not offered, and for an unknown mark or a comment
+    that is not a text.
+    """
 
     def __init__(self, inner: Any, env: Checked) -> None:
         super().__init__(inner, self._check_actions)
@@ -344,7 +356,8 @@ def _is_number(value: object) -> bool:
 
 
 class Shuffled(Wrapper):
-    """Shuffles the choices, and therefore their labels, at each step, so that a label carries no meaning.
+    """Shuffles the choices, and therefore their labels, at each step, so that a label carries no
+    meaning.
 
     Observations without choices are forwarded unchanged.
     """

@@ -5,13 +5,14 @@ A run is found again by its identity, its stage, settings and the contents of it
 config.json records them, so the same command resumes its own unfinished run and skips its finished
 one.
 
-- Without `--name` a run gets the next number, `8_rlft`. A run that fails before it has made anything gives its number
+- Without `--name` a run gets the next number, `8_rlft`. A run that fails before it has made
+  anything gives its number
 back.
-- With `--name` it gets that folder. A run that is there with another identity is in the way: an error, unless `--force`
-  replaces it or `--keep` puts the new one next to it, as NAME.2. `run` names its steps so, with
-  `--keep`.
-- A run that differs only in its limits, as in --max-steps, is continued if more is asked for, and skipped if it has
-  done as much already. With `--keep` it is a run with other settings.
+- With `--name` it gets that folder. A run that is there with another identity is in the way: an
+  error, unless `--force` replaces it or `--keep` puts the new one next to it, as NAME.2. `run`
+  names its steps so, with `--keep`.
+- A run that differs only in its limits, as in --max-steps, is continued if more is asked for, and
+  skipped if it has done as much already. With `--keep` it is a run with other settings.
 """
 
 from __future__ import annotations

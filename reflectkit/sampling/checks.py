@@ -293,8 +293,8 @@ def text_difference(
     requests: Sequence[SampleRequest],
     texts: Sequence[tuple[Sequence[int], Sequence[float]]],
 ) -> Any:
-    """The server's log-probabilities of the tokens of `texts`, which it wrote for `requests`, less this
-    process's (N).
+    """The server's log-probabilities of the tokens of `texts`, which it wrote for `requests`, less
+    this process's (N).
     """
     differences = []
     for request, (token_ids, logprobs) in zip(requests, texts, strict=True):

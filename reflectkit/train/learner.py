@@ -799,8 +799,8 @@ class LocalLearner(PolicyLearner):
         """A micro-batch's part of the mean divergence of the policy from the `teacher`, which reads
         comments.
 
-        token_weights: that of a token that has a comment, in each row. The teacher scores the tokens
-        that the policy wrote, after the prompts with comments.
+        token_weights: that of a token that has a comment, in each row. The teacher scores the
+        tokens that the policy wrote, after the prompts with comments.
         """
         places = list(zip(scored.row_N, scored.place_N, strict=True))
         commented = {row: set(_commented(samples[row])) for row in dict.fromkeys(scored.row_N)}

@@ -30,7 +30,9 @@ def size(weights: Iterable[torch.Tensor]) -> int:
 
 
 def optimizer_size(weights: Iterable[torch.Tensor]) -> int:
-    """Bytes of AdamW's state: two numbers for each weight; for a weight of 16 bits three, of 32 bits each."""
+    """Bytes of AdamW's state: two numbers for each weight; for a weight of 16 bits three, of 32
+    bits each.
+    """
     return sum(
         weight.numel() * (12 if weight.element_size() == 2 else 2 * weight.element_size())
         for weight in weights

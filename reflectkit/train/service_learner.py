@@ -237,8 +237,8 @@ class ServiceLearner(PolicyLearner):
         known: Sequence[Sequence[float]],
         answer: Sequence[Sequence[float]],
     ) -> None:
-        """Report how far the log-probabilities of choices are from `known`, which may have been read to play. Raises
-        MismatchError.
+        """Report how far the log-probabilities of choices are from `known`, which may have been
+        read to play. Raises MismatchError.
         """
         differences: list[float] = []
         lengths: list[int] = []
