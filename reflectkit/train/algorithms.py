@@ -289,6 +289,9 @@ class AlgorithmConfig(Config):
     entropy: float = option(
         0.02, name="entropy_coef", help="Weight of the entropy bonus, over the legal actions.", ge=0
     )
+    entropy_schedule: Literal["constant", "linear"] = option(
+        "constant", help="Over the updates, the entropy bonus is constant, or falls to 0 linearly."
+    )
     novelty: float = option(
         0.0,
         help="Weight of the advantage of states that were rarely seen, which fades to 0 in the first"

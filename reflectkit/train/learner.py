@@ -165,9 +165,10 @@ class Learner(ABC):
         samples: Sequence[Sample],
         generator: random.Random,
         rate: float = 1.0,
+        entropy_rate: float = 1.0,
     ) -> LossOutput:
-        """Learn from `samples`; `generator` shuffles them. rate: the schedule's factor for the
-        learning rates, 0 … 1.
+        """Learn from `samples`; `generator` shuffles them. rate, entropy_rate: the schedules'
+        factors for the learning rates and for the entropy bonus, 0 … 1.
 
         Raises DivergedError and MismatchError.
         """
@@ -241,7 +242,8 @@ class PolicyLearner(Learner):
         self.pace = FIRST_PACE if settings.target_kl else 1.0
         """Factor of the policy's learning rate, at most 1, that keeps updates near `target_kl`."""
         self.schedule_rate = 1.0
-        """The schedule's factor in the present update."""
+        self.entropy_rate = 1.0
+        """The schedules' factors in the present update."""
 
     @override
     def update(
@@ -249,11 +251,13 @@ class PolicyLearner(Learner):
         samples: Sequence[Sample],
         generator: random.Random,
         rate: float = 1.0,
+        entropy_rate: float = 1.0,
     ) -> LossOutput:
         """Learn from `samples`; `generator` shuffles them into minibatches. Returns the mean of
         each figure over the steps.
 
-        rate: the schedule's factor for the learning rates, 0 … 1.
+        rate, entropy_rate: the schedules' factors for the learning rates and for the entropy
+        bonus, 0 … 1.
 
         Raises DivergedError: a loss or gradient is NaN or infinite (the step was not made), or a
         weight is after the step. MismatchError: the sampler's log-probabilities are not this
@@ -262,7 +266,7 @@ class PolicyLearner(Learner):
         if not samples:
             return LossOutput(None, {})
         # 1. Prepare
-        self.schedule_rate = rate
+        self.schedule_rate, self.entropy_rate = rate, entropy_rate
         parts = self._begin(samples)
         sums: dict[str, float] = {}
         self._changes = [] if self.settings.mismatch else None
@@ -417,7 +421,7 @@ class PolicyLearner(Learner):
         # 3. Their weighted mean, less the entropy bonus, plus the divergence from the start
         policy_loss = (loss_N * weight_N).sum()
         spread = (scored.entropy_N * weight_N).sum()
-        loss = policy_loss - settings.entropy * spread
+        loss = policy_loss - self.entropy_rate * settings.entropy * spread
         figures |= {"loss": float(policy_loss.detach()), "entropy": float(spread.detach())}
         # An expectation over the current policy, so without replayed tokens
         if reference_N is not None:

@@ -161,11 +161,12 @@ class ServiceLearner(PolicyLearner):
         samples: Sequence[Sample],
         generator: random.Random,
         rate: float = 1.0,
+        entropy_rate: float = 1.0,
     ) -> LossOutput:
         """See `PolicyLearner.update`; with the most requests that the sampler had in flight, and
         what the service has cost so far, if its prices are known.
         """
-        output = super().update(samples, generator, rate)
+        output = super().update(samples, generator, rate, entropy_rate)
         more: dict[str, float] = {}
         if isinstance(self._sampler, ServiceSampler):
             more["requests_in_flight"] = self._sampler.most_in_flight

@@ -39,13 +39,14 @@ from reflectkit.train.settings import OptimizerConfig
 from reflectkit.types import NAMED, Decision, Sample, Status, Task, Trajectory, reports_success
 
 
-def learning_rate_factor(
+def schedule_factor(
     schedule: str,
     step: int,
     steps: int,
-    warmup: int,
+    warmup: int = 0,
 ) -> float:
-    """The factor of the peak learning rates in update `step` (0 is the first) of `steps`.
+    """The factor of the peak learning rates, or of the entropy bonus, in update `step` (0 is the
+    first) of `steps`.
 
     It rises linearly over the first `warmup` updates, none of which has 0. Then it falls to 0 after
     the last update: "linear", or "cosine" (arXiv 1608.03983, eq. 5); or it is "constant".
@@ -189,10 +190,11 @@ class Trainer:
 
         # 4. Learn
         optim = self.config.optim
-        rate = learning_rate_factor(optim.schedule, self.step, planned, optim.warmup_steps or 0)
+        rate = schedule_factor(optim.schedule, self.step, planned, optim.warmup_steps or 0)
         self.playing = False
         shuffle = generator(self.config.seed, "update", self.step)
-        figures = self.learner.update(samples, shuffle, rate).figures
+        entropy_rate = schedule_factor(self.config.algo.entropy_schedule, self.step, planned)
+        figures = self.learner.update(samples, shuffle, rate, entropy_rate).figures
         self.replay.add(fresh)
         overall = summary(trajectories)
         self.curriculum.end(overall.get("success_rate", 0.0))

@@ -15,7 +15,7 @@ from reflectkit.models.load import LoadedModel, with_adapter
 from reflectkit.train.optimizers import make_optimizer, set_dropout
 from reflectkit.train.processes import Processes
 from reflectkit.train.sft import fit as sft_fit
-from reflectkit.train.trainer import learning_rate_factor
+from reflectkit.train.trainer import schedule_factor
 from tests.kill import hashes
 from tests.sft_runs import Interrupting, train, write_rows
 
@@ -81,7 +81,7 @@ def test_weight_decay_shrinks_matrices_alone(policy: LoadedModel) -> None:
 
 def test_learning_rate_factors_by_hand() -> None:
     def factors(schedule: str, warmup: int) -> list[float]:
-        return [round(learning_rate_factor(schedule, step, 6, warmup), 4) for step in range(6)]
+        return [round(schedule_factor(schedule, step, 6, warmup), 4) for step in range(6)]
 
     assert factors("linear", 0) == [1.0, 0.8333, 0.6667, 0.5, 0.3333, 0.1667]
     assert factors("linear", 2) == [0.3333, 0.6667, 1.0, 0.75, 0.5, 0.25]

@@ -67,6 +67,15 @@ def test_sharing_a_prompts_forward_changes_nothing(policy: LoadedModel) -> None:
     assert len(units(samples * 10)) == len({sample.tokens[:-1] for sample in samples})
 
 
+def test_an_entropy_rate_of_0_leaves_the_bonus_out(policy: LoadedModel) -> None:
+    samples = rows_of(policy, play(policy, count=6))
+    norms = []
+    for entropy, rate in ((0.0, 1.0), (0.5, 0.0), (0.5, 1.0)):
+        learner = LocalLearner(policy, Settings(learning_rate=0.0, minibatch=10_000, entropy=entropy))
+        norms.append(learner.update(samples, random.Random(0), entropy_rate=rate).figures["gradient_norm"])
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6) != pytest.approx(norms[2], rel=1e-3)
+
+
 def test_the_entropy_bonus_alone_spreads_the_policy(policy: LoadedModel) -> None:
     rows = [replace(row, advantages=(0.0,) * len(row.tokens)) for row in rows_of(policy, play(policy, count=6))]
     learner = LocalLearner(policy, Settings(learning_rate=1e-4, minibatch=10_000, entropy=1.0))

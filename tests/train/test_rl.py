@@ -124,6 +124,22 @@ def test_the_buffer_is_cleared_on_each_level() -> None:
     assert {trajectory.task.level for trajectory in trainer.replay} == {"long"}
 
 
+def test_the_entropy_bonus_falls_to_0_over_the_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = [Level("long", Corridor.taskset.tasks("long"), lambda: make("corridor", 4))]
+    falling = objective("reinforce", entropy_schedule="linear")
+    trainer = build_trainer(corridor_player(seed=0), falling, 4, levels)
+    update, rates = trainer.learner.update, []
+
+    def kept(samples: Any, generator: Any, rate: float, entropy_rate: float) -> Any:
+        rates.append(entropy_rate)
+        return update(samples, generator, rate, entropy_rate)
+
+    monkeypatch.setattr(trainer.learner, "update", kept)
+    for _ in range(4):
+        trainer.train_step()
+    assert rates == [1.0, 0.75, 0.5, 0.25]
+
+
 def test_groups_without_spread_are_dropped_and_counted() -> None:
     """Where every episode is won alike, grpo has no rows, says so, and changes nothing."""
     player = corridor_player(seed=0)

@@ -42,7 +42,7 @@ from reflectkit.train.sft.fit import EXPLODED, MEASUREMENTS
 from reflectkit.train.sft.measure import ACCURACY, LOSS, PROBABILITY, since_gain
 from reflectkit.train.sft.resolve import SFTRun
 from reflectkit.train.sft.tokens import NOT_TRAINED, encode_for, row_length
-from reflectkit.train.trainer import learning_rate_factor
+from reflectkit.train.trainer import schedule_factor
 
 STATE = "training_state.json"
 """The log of a checkpoint, its step, and what was paid."""
@@ -315,7 +315,7 @@ def step(state: ServiceFit) -> float:
     run_sync(training.adapter.backward(rows, logprobs, slopes))
     optim, steps = config.optim, training.steps
     warmup = max(1, steps // 20) if optim.warmup_steps is None else optim.warmup_steps
-    rate = optim.rate * learning_rate_factor(optim.schedule, state.steps, steps, warmup)
+    rate = optim.rate * schedule_factor(optim.schedule, state.steps, steps, warmup)
     run_sync(training.adapter.step(OptimizerStep(rate, optim.weight_decay, optim.max_grad_norm)))
     state.steps += 1
     return loss
