@@ -56,6 +56,7 @@ class RlftSettings(TypedDict, total=False):
     minibatch: int
     loss_mean: Literal["token", "row"]
     entropy_coef: float
+    entropy_schedule: Literal["constant", "linear"]
     novelty: float
     kl_coef: float
     replay_size: int
