@@ -1017,6 +1017,27 @@ class Own(Doors):
         return 3
 
 
+def test_a_step_reads_no_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading it takes thirty milliseconds, many times what the step of a small game takes."""
+
+    class Door:
+        choices = ("open", "wait")
+
+        def reset(self, seed: int) -> str:
+            return "a door"
+
+        def step(self, choice: str) -> tuple[str, float, bool]:
+            return "a door", 0.0, choice == "open"
+
+    env = make_env(Door)
+    read: list[Any] = []
+    monkeypatch.setattr(inspect, "getsourcelines", read.append)
+    env.reset(task_of(env, seed=1), 0)
+    env.step(1)
+    env.step(0)
+    assert read == []
+
+
 def test_a_class_of_gymnasium_keeps_what_it_has_of_an_env() -> None:
     assert (adapt(Own).horizons, adapt(Own).teacher_type) == ({}, Teacher)
     env = make(Doors)

@@ -366,17 +366,17 @@ class Choices(Plain):
         # They may differ from step to step
         choices = self.plain.choices
         choices = choices() if callable(choices) else choices
-        place = code_place(self.plain_type)
         if not isinstance(choices, list | tuple) or not (choices or over):
             raise ConfigError(
-                f"{place}: the choices are {brief(choices)}; give a list of texts, or end the"
-                " episode"
+                f"{code_place(self.plain_type)}: the choices are {brief(choices)}; give a list of"
+                " texts, or end the episode"
             )
         # A copy, since other episodes may change a list of the class
         self._offered: Sequence[Any] = tuple(choices)
         for choice in self._offered:
             kind: Any = type(choice)
             if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
+                place = code_place(self.plain_type)
                 raise ConfigError(
                     f"{place}: the choice {brief(choice)} has no text; give a list of texts, or"
                     f" write {kind.__name__}.__str__"
