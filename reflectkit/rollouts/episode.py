@@ -216,12 +216,11 @@ def rollout(
     Args:
         episodes: What to play.
         make_env: Makes a fresh env, including its horizon wrapper; called once for each concurrent
-        episode. They are
-            closed at the end.
+            episode. They are closed at the end.
         agent: Decides for one observation.
         width: Number of concurrent episodes; fewer if the env's `max_concurrency` is smaller.
         patience: Seconds without progress after which waiting observations are served without the
-        others.
+            others.
         timeout_s: Seconds after which an episode is truncated; 0 is never.
         on_end: Called with each trajectory as it ends.
         keep: Whether to return the trajectories; with `on_end` alone, memory stays small.
