@@ -143,7 +143,7 @@ def train(
     for step in steps:
         observation = Observation((Message("user", text(step.state)),), step.options)
         lessons.append(Lesson(observation, "", label(step.best), "positive"))
-    form = usual_form(lessons)
+    form = usual_form([("", lesson.observation.choices) for lesson in lessons])
     write_jsonl(folder / "rows.jsonl", [plain_row(lesson.answered_in(form)) for lesson in lessons])
     config = sft.SFTConfig.from_flat(
         env=choice_env(Values(game, starts=0)),

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reflectkit.agents.two_player import CommentSource, PromptMemo, Reflector
-from reflectkit.decisions.questions import NO, YES, Question
+from reflectkit.decisions.questions import NO, YES, Question, question_about
 from reflectkit.env import Context
 from reflectkit.errors import CheckpointError
 from reflectkit.models.checkpoint_metadata import QUESTIONS
@@ -29,23 +29,10 @@ from reflectkit.types import (
     from_json,
 )
 
-MOST_OPTIONS = 3
+LIKELY_OPTIONS = 3
 """How many options of a question a comment has at most."""
 LEAST_PROBABILITY = 0.01
 """Options that are less likely are left out of a comment."""
-
-
-def question_about(question: StateQuestion, observation: Observation) -> Question | None:
-    """`question` about the state of `observation`; None if there are no options.
-
-    A question without options of its own is about the legal actions.
-    """
-    options = question.options or observation.choices
-    if not options:
-        return None
-    if options == (YES, NO):
-        return Question("predicate", question.text, options)
-    return Question("choice", question.text, tuple(options))
 
 
 def comment_on(answers: Sequence[tuple[str, Sequence[str], Sequence[float]]]) -> str:
@@ -67,7 +54,7 @@ def comment_on(answers: Sequence[tuple[str, Sequence[str], Sequence[float]]]) ->
             zip(options, probabilities, strict=True), key=lambda pair: pair[1], reverse=True
         )
         likely = []
-        for option, probability in pairs[:MOST_OPTIONS]:
+        for option, probability in pairs[:LIKELY_OPTIONS]:
             if probability >= LEAST_PROBABILITY:
                 likely.append(f"{one_line(option)} {probability:.2f}")
         parts.append(f"{name}: {', '.join(likely)}")

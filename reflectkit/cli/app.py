@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from reflectkit.config import Config, Leaf
 
 FEW_EXAMPLES = 3
-"""So many are shown without --help-all."""
+"""How many examples --help shows; --help-all shows all."""
 HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
 CONFIG_HELP = (
     "YAML file of settings, by the names of these flags; flags on the command line override it."
@@ -56,7 +56,7 @@ class Stages(TyperGroup):
 app = typer.Typer(
     name="reflectkit",
     cls=Stages,
-    help=("Train small language models to act and to decide, by reward, in your own environment."),
+    help="Train small language models to act and to decide, by reward, in your own environment.",
     epilog=(
         "Start here:\n\n  $ reflectkit play --env taxi\n\n  $ reflectkit new maze\n\n"
         "  $ reflectkit run taxi-tiny --fast"

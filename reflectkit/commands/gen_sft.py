@@ -26,7 +26,6 @@ from reflectkit.data.sft_rows import (
     TYPED,
     VERSION,
     Lesson,
-    asked,
     decision_row,
     joined,
     mismatched,
@@ -34,8 +33,8 @@ from reflectkit.data.sft_rows import (
     policy_row,
     reflection_row,
     think_row,
+    typed_decisions,
     usual_form,
-    usual_form_of_decisions,
 )
 from reflectkit.decisions.labelled import LabelledDecision, labelled_decision, read_labelled
 from reflectkit.envs import RECORDS
@@ -247,7 +246,8 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
                 typed=config.questions,
             )
             # Where nobody says in which form, the choices do
-            if not form and usual_form(steps) == TEXT:
+            offers = [("", step.observation.choices) for step in steps]
+            if not form and usual_form(offers) == TEXT:
                 progress.news("choices change, so the policy answers in words (--answer text)")
             elif not form:
                 steps = [step.answered_in(ANSWERS[0]) for step in steps]
@@ -332,7 +332,7 @@ def _typed(
 ) -> list[dict[str, Any]]:
     """The rows of a typed reflector. Raises DataError if there are none."""
     questions = config.env.kind.questions()
-    decisions = [decision for step in steps for decision in asked(step, questions)]
+    decisions = [decision for step in steps for decision in typed_decisions(step, questions)]
     if not decisions:
         names = ", ".join(question.name for question in questions)
         raise DataError(
@@ -345,7 +345,9 @@ def _decision_rows(
     decisions: Sequence[LabelledDecision], config: GenSFTConfig, progress: Progress
 ) -> list[dict[str, Any]]:
     """Their rows, in the form of --answer; where nobody says in which, the options do."""
-    form = config.answer or usual_form_of_decisions(decisions)
+    questions = [decision.question for decision in decisions]
+    offers = [(question.instructions, question.options) for question in questions]
+    form = config.answer or usual_form(offers)
     if form == TEXT and not config.answer:
         progress.news("options change, so questions are answered in words (--answer text)")
     return [decision_row(decision, form) for decision in decisions]

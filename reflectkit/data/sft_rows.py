@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from reflectkit.decisions.labelled import TOLERANCE, LabelledDecision
-from reflectkit.decisions.questions import Question
+from reflectkit.decisions.questions import question_about
 from reflectkit.decisions.replies import distribution
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import lone_surrogate, read_jsonl
@@ -113,26 +113,19 @@ def _form_in_row(choices: Sequence[str], form: str) -> dict[str, Any]:
     return {"answer": form, **options}
 
 
-def usual_form(steps: Iterable[Lesson]) -> Answer:
-    """The form in which a policy learns to answer: the number of a choice where all states have the
-    same list. Where lists differ, a number means another choice each time, which small models learn
-    badly; there, the choice's words.
-    """
-    lists = {step.observation.choices for step in steps if step.observation.choices}
-    return TEXT if len(lists) > 1 else ANSWERS[0]
+def usual_form(offers: Sequence[tuple[str, tuple[str, ...]]]) -> Answer:
+    """The form in which a model learns to answer: the number of an option where each question always
+    has the same ones. Where they change, a number means another option each time, which small models
+    learn badly; there, the option's words.
 
-
-def usual_form_of_decisions(decisions: Sequence[LabelledDecision]) -> Answer:
-    """The form in which a model learns to answer questions: the number of an option where each
-    question always has the same ones, else the option's words; see `usual_form`. Questions that
-    are asked once count as one.
+    offers: the text of each question, "" for the next action, and its options; none if it has no
+    options. Questions that are asked once count as one.
     """
-    times = Counter(decision.question.instructions for decision in decisions)
+    times = Counter(text for text, _ in offers)
     options_of: dict[str, tuple[str, ...]] = {}
-    for decision in decisions:
-        question = decision.question
-        text = question.instructions if times[question.instructions] > 1 else ""
-        if options_of.setdefault(text, question.options) != question.options:
+    for text, options in offers:
+        question = text if times[text] > 1 else ""
+        if options and options_of.setdefault(question, options) != options:
             return TEXT
     return ANSWERS[0]
 
@@ -306,18 +299,15 @@ def _target(path: Path, line: int, row: Mapping[str, Any], listed: int) -> tuple
     return distribution(shares, TOLERANCE, wrong)
 
 
-def asked(lesson: Lesson, questions: Sequence[StateQuestion]) -> list[LabelledDecision]:
+def typed_decisions(lesson: Lesson, questions: Sequence[StateQuestion]) -> list[LabelledDecision]:
     """What a typed reflector learns from a step: those of the `questions` whose answer is known,
     with the probability of each option.
     """
     decisions = []
-    for question_of_env in questions:
-        options, shares = (
-            question_of_env.options or lesson.observation.choices,
-            lesson.answers.get(question_of_env.name, ()),
-        )
-        if len(options) > 1 and shares:
-            question = Question("choice", question_of_env.text, options)
+    for state_question in questions:
+        question = question_about(state_question, lesson.observation)
+        shares = lesson.answers.get(state_question.name, ())
+        if question and len(question.options) > 1 and shares:
             decisions.append(LabelledDecision(lesson.observation.text, question, shares))
     return decisions
 

@@ -298,9 +298,9 @@ class DecisionsRequest(BaseModel):
 
     @model_validator(mode="after")
     def _names_differ(self) -> DecisionsRequest:
-        # Outcomes find their decision by these names
+        """Raises ValueError if two questions have one name, by which outcomes find a decision."""
         names: set[str] = set()
-        for name, _ in self.named_questions:
+        for name in self._question_names:
             if name in names:
                 raise ValueError(f"questions: two are named {name!r:.60}")
             names.add(name)
@@ -318,11 +318,13 @@ class DecisionsRequest(BaseModel):
     @property
     def named_questions(self) -> list[tuple[str, Question]]:
         """(name, question) of each. The name of a question without one is its index."""
-        pairs = []
-        for number, question in enumerate(self.questions):
-            name = question.name or str(number)
-            pairs.append((name, question.question))
-        return pairs
+        names = self._question_names
+        questions = [question.question for question in self.questions]
+        return list(zip(names, questions, strict=True))
+
+    @property
+    def _question_names(self) -> list[str]:
+        return [question.name or str(number) for number, question in enumerate(self.questions)]
 
     def response(
         self,

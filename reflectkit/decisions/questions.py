@@ -16,7 +16,7 @@ from typing import Literal
 
 from reflectkit.jsonl import dumps
 from reflectkit.prompts import REFLECTION_MARKER, one_line
-from reflectkit.types import Message, Observation
+from reflectkit.types import Message, Observation, StateQuestion
 
 FEWEST_OPTIONS, MOST_OPTIONS = 2, 255
 """How many options a question may have."""
@@ -82,6 +82,19 @@ class Question:
         # A question with few options has fewer different orders
         distinct = dict.fromkeys(orders)
         return list(distinct)[:count]
+
+
+def question_about(question: StateQuestion, observation: Observation) -> Question | None:
+    """`question` about the state of `observation`; None if there are no options.
+
+    A question without options of its own is about the legal actions.
+    """
+    options = question.options or observation.choices
+    if not options:
+        return None
+    if options == (YES, NO):
+        return Question("predicate", question.text, options)
+    return Question("choice", question.text, tuple(options))
 
 
 @dataclass(frozen=True, slots=True)

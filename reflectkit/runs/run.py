@@ -6,8 +6,7 @@ config.json records them, so the same command resumes its own unfinished run and
 one.
 
 - Without `--name` a run gets the next number, `8_rlft`. A run that fails before it has made
-  anything gives its number
-back.
+  anything gives its number back.
 - With `--name` it gets that folder. A run that is there with another identity is in the way: an
   error, unless `--force` replaces it or `--keep` puts the new one next to it, as NAME.2. `run`
   names its steps so, with `--keep`.

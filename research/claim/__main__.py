@@ -21,7 +21,18 @@ from statistics import fmean, stdev
 from typing import Any
 
 from reflectkit.jsonl import read_json
-from research.claim.arms import ARMS, UNTRAINED, Seed, code_digest, gate_of, outcomes_of, unequal
+from research.claim.arms import (
+    ARMS,
+    PRIMARY,
+    SECONDARY,
+    UNTRAINED,
+    Records,
+    Seed,
+    code_digest,
+    end_of,
+    gate_of,
+    unequal,
+)
 from research.claim.figure import draw
 from research.claim.verdict import (
     FALLS,
@@ -44,10 +55,6 @@ RISE, MOST = 0.1, 0.8
 """Of the plain policy in the pilot: in points of success, and of its whole rise."""
 EQUAL = ("plain", "pair", "think", "others")
 """Arms with the same demonstrations, updates and episodes."""
-PRIMARY = ("pair", "plain")
-SECONDARY = (("pair", "think"), ("pair", "longer"), ("pair", "others"))
-Records = Mapping[int, Mapping[str, Any]]
-"""By seed and arm."""
 
 
 def seed_of(name: str, world: World, number: int) -> Seed:
@@ -187,11 +194,6 @@ def complete(records: Records) -> dict[int, Mapping[str, Any]]:
                 sys.exit(f"seed {seed}: the arms differ in {', '.join(names)}; they are not compared")
             whole[seed] = arms
     return whole
-
-
-def end_of(arm: str, records: Records) -> list[dict[str, float]]:
-    """The success of an arm after RL, by problem, of each seed."""
-    return [outcomes_of(arms[arm]["played"][arm]) for arms in records.values()]
 
 
 def table(records: Records, fewest_seeds: int = 1) -> list[str]:

@@ -34,6 +34,11 @@ from research.claim.worlds import World, dtype, processor
 
 Episodes = dict[str, tuple[int, float, int]]
 """Success, return and number of steps by problem."""
+Records = Mapping[int, Mapping[str, Any]]
+"""What is kept of each seed and arm."""
+PRIMARY = ("pair", "plain")
+SECONDARY = (("pair", "think"), ("pair", "longer"), ("pair", "others"))
+"""The comparisons of arms, the first minus the second."""
 SWAPPED = "comments.jsonl"
 """The reflector's own comments on the states of the demonstrations, for play with comments on other states."""
 
@@ -349,6 +354,11 @@ def played(evaluation: Path) -> dict[str, Episodes]:
         episode = (int(line["success"]), line["return"], len(line["turns"]))
         results.setdefault(line["name"], {})[line["task"]] = episode
     return results
+
+
+def end_of(arm: str, records: Records) -> list[dict[str, float]]:
+    """The success of an arm after RL, by problem, of each seed."""
+    return [outcomes_of(arms[arm]["played"][arm]) for arms in records.values()]
 
 
 def outcomes_of(episodes: Mapping[str, Sequence[float]]) -> dict[str, float]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from reflectkit.evals.plot import pyplot_for_files, save_picture
-from research.claim.arms import outcomes_of
+from research.claim.arms import PRIMARY, SECONDARY, Records, end_of
 from research.claim.verdict import compare
 
-Records = Mapping[int, Mapping[str, Any]]
-"""By seed and arm."""
 SHOWN = {
     ("sft", "plain, SFT"): "SFT",
     ("plain", "plain"): "SFT → RL",
@@ -23,7 +20,6 @@ SHOWN = {
     ("pair", "pair, taught"): "the pair, before RL with the reflector",
 }
 """The rows of the left half: the record, and the player in it."""
-COMPARED = (("pair", "plain"), ("pair", "longer"), ("pair", "think"), ("pair", "others"))
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#777777"
 
 
@@ -41,7 +37,9 @@ def _draw_success(axes: Any, records: Records) -> None:
     for place, ((arm, player), label) in enumerate(SHOWN.items()):
         successes = [100 * arms[arm]["success"][player] for arms in records.values()]
         colour = ORANGE if "pair" in (arm, player) else BLUE
-        axes.scatter(successes, _spread(place, len(successes)), s=22, color=colour, alpha=0.6, linewidths=0)
+        # Equal successes are at different heights, so they all stay visible
+        heights = [place + 0.4 * ((index + 0.5) / len(successes) - 0.5) for index in range(len(successes))]
+        axes.scatter(successes, heights, s=22, color=colour, alpha=0.6, linewidths=0)
         axes.vlines(fmean(successes), place - 0.32, place + 0.32, color=colour, linewidth=3)
         axes.text(-0.02, place, label, ha="right", va="center", transform=axes.get_yaxis_transform())
     axes.set_yticks([])
@@ -52,9 +50,9 @@ def _draw_success(axes: Any, records: Records) -> None:
 
 def _draw_differences(axes: Any, records: Records) -> None:
     """The paired differences with their 95 % intervals."""
-    for place, (first, second) in enumerate(COMPARED):
-        ends = [[outcomes_of(arms[arm]["played"][arm]) for arms in records.values()] for arm in (first, second)]
-        found = compare(*ends)
+    compared = (PRIMARY, *SECONDARY)
+    for place, (first, second) in enumerate(compared):
+        found = compare(end_of(first, records), end_of(second, records))
         low, middle, high = (100 * value for value in (found.low, found.difference, found.high))
         colour = ORANGE if place == 0 else GREY
         axes.hlines(place, low, high, color=colour, linewidth=3)
@@ -62,10 +60,5 @@ def _draw_differences(axes: Any, records: Records) -> None:
         axes.text(-0.02, place, f"{first} − {second}", ha="right", va="center", transform=axes.get_yaxis_transform())
     axes.axvline(0, color=GREY, linewidth=1)
     axes.set_yticks([])
-    axes.set_ylim(len(COMPARED) - 0.4, -0.6)
+    axes.set_ylim(len(compared) - 0.4, -0.6)
     axes.set_xlabel("difference, points, 95 % interval")
-
-
-def _spread(place: int, count: int) -> Sequence[float]:
-    """Heights around `place`, so that equal seeds stay visible."""
-    return [place + 0.4 * ((index + 0.5) / count - 0.5) for index in range(count)]

@@ -217,16 +217,18 @@ class Plain(Env):
         return seed
 
     def _check_horizon(self) -> None:
-        """Raises ConfigError where the instance has another horizon than the class, which is the one that counts, and
-        the user did not give one.
+        """Raises ConfigError if the instance has another horizon than the class, whose horizon is
+        the one that counts, and the user gave none.
         """
-        own = getattr(self.written, "horizon", None)
-        counts = self.horizons.get("all", DEFAULT_HORIZON)
-        if isinstance(own, int) and own != counts == self.horizon:
+        instance_horizon = getattr(self.written, "horizon", None)
+        class_horizon = self.horizons.get("all", DEFAULT_HORIZON)
+        is_default = self.horizon == class_horizon
+        if isinstance(instance_horizon, int) and instance_horizon != class_horizon and is_default:
             place = code_place(type(self.written))
             raise ConfigError(
-                f"{place}: its constructor sets a horizon of {own}, and episodes end after {counts} steps; write"
-                f" horizon = {own} in the class, or add --horizon {own}"
+                f"{place}: its constructor sets a horizon of {instance_horizon}, and episodes end"
+                f" after {class_horizon} steps; write horizon = {instance_horizon} in the class, or"
+                f" add --horizon {instance_horizon}"
             )
 
     def _call(self, method: str, /, *arguments: Any, **keywords: Any) -> Any:

@@ -164,9 +164,12 @@ class CompletionTrainer(SharingTrainer):
 def collate_decisions(rows: Sequence[Mapping[str, Any]], pad_id: int) -> dict[str, Any]:
     """B decisions, or groups of decisions with the same prompt, as a batch.
 
-    Returns ------- input_ids, attention_mask: of the prompts (B, T), padded on the right. options,
-    offered, shares: as in the rows. labels, shift_labels: a number for each decision, by which the
-    trainer counts them. It would leave out the first of labels that are not shifted.
+    Returns
+    -------
+    input_ids, attention_mask: of the prompts (B, T), padded on the right.
+    options, offered, shares: as in the rows.
+    labels, shift_labels: a number for each decision, by which the trainer counts them. It would
+    leave out the first of labels that are not shifted.
     """
     # 1. The prompts
     width = max(len(row["input_ids"]) for row in rows)
