@@ -66,8 +66,8 @@ ARMS: Mapping[str, Arm] = {
 TAUGHT = "taught"
 """The RL in which the pair's policy reads its teacher's comments."""
 UNDECIDING = (
-    "title", "obey", "prepare", "seeds", "most_seeds", "pilot_updates", "tries", "gate_seeds", "pilot_seeds", "on_cpu",
-    "rates",
+    "title", "obey", "prepare", "on_cpu", "seeds", "most_seeds", "fewest_seeds", "gate_seeds", "pilot_seeds",
+    "pilot_updates", "tries", "rates",
 )  # fmt: skip
 """Settings of a world that do not decide what an arm gives."""
 UNTRAINED, SFT = "untrained", "sft"

@@ -16,12 +16,14 @@ from reflectkit.envs import env_class
 from reflectkit.envs.auto_explore.env import AutoExplore
 from reflectkit.envs.taxi import Taxi
 from reflectkit.jsonl import read_json, read_jsonl
-from research.claim.__main__ import PILOT_ARMS, complete, passed, run, size_of, table
-from research.claim.arms import ARMS
+from research.claim.__main__ import PILOT_ARMS, complete, passed, run, seed_of, size_of, sized, table
+from research.claim.arms import ARMS, Seed
 from research.claim.verdict import SOUGHT, Gate, area, compare, power, seeds_needed, verdict
 from research.claim.worlds import WORLDS, World, obey_explore, obey_taxi
 from tests.explore import explore_task, write_repository
 from tests.kill import fork_killed_at
+
+ROOT = Path(__file__).parents[2]
 
 RUN = ["--world", "corridor", "--seeds", "1"]
 EQUAL = ("plain", "pair", "think", "others")
@@ -133,6 +135,15 @@ def piloted(*curves: tuple[float, ...]) -> dict[str, Any]:
         arm: {"curve": [(128 * x, y) for x, y in enumerate(curve)]}
         for arm, curve in zip(PILOT_ARMS, curves, strict=True)
     }
+
+
+def test_the_kept_results_are_of_the_settings_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the claim could not go on."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(Seed, "play", None)  # nothing may be trained here
+    world = sized("taxi", passed("taxi", WORLDS["taxi"]))
+    for seed in range(1, 8):
+        assert seed_of("taxi", world, seed).kept("pair")
 
 
 def test_the_pilot_fixes_the_size() -> None:
