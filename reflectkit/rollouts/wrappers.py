@@ -20,7 +20,15 @@ from reflectkit.eventloop import followed, outside_loop
 from reflectkit.seeding import generator
 from reflectkit.text import pluralize
 from reflectkit.tools import NAME, check_tool
-from reflectkit.types import LARGEST, Message, Observation, Task, ToolSpec, ToolUse
+from reflectkit.types import (
+    LARGEST,
+    Message,
+    Observation,
+    StateQuestion,
+    Task,
+    ToolSpec,
+    ToolUse,
+)
 
 ROLES = ("system", "user", "assistant", "tool")
 MARKS = ("", "good", "mistake")
@@ -77,6 +85,8 @@ class Checked(Wrapper):
         task_seed = task.data.get("seed") if len(task.data) == 1 else None
         if isinstance(task_seed, int):
             seed = task_seed
+        # A copy, since an env may change lists in it, and others play the same problem
+        task = dataclasses.replace(task, data=copy_of(task.data))
         return followed(outside_loop(self.env.reset, task, seed), self._after_reset)
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
@@ -160,15 +170,15 @@ class Checked(Wrapper):
 
         # 2. What the agent sees next
         observation = self._check_observation(result.observation)
-        if observation is not result.observation:
-            result = dataclasses.replace(result, observation=observation)
 
         # 3. The horizon
         self._step_count += 1
-        if self._step_count == self._horizon and not result.terminated:
-            result = dataclasses.replace(result, truncated=True)
-        self.over = bool(result.terminated or result.truncated)
-        return result
+        is_last = self._step_count == self._horizon and not result.terminated
+        truncated = is_last or result.truncated
+        self.over = bool(result.terminated or truncated)
+        # A copy of the info, since some envs keep one dict and change it with each step
+        info = copy_of(result.info)
+        return StepResult(observation, result.reward, result.terminated, truncated, info)
 
     def _check_info(self, result: StepResult) -> None:
         """Raises ConfigError for a reward and an info that are no JSON, or figures that are not
@@ -264,16 +274,35 @@ class Checked(Wrapper):
 
 class TranslatedTeacher:
     """Forwards to `inner`, the teacher of a wrapped env. The actions that a method returns go
-    through `translate`, with the method's name.
+    through `translate`, with the method's name, and so do answers to those of the `questions` whose
+    options are the choices of the state.
     """
 
-    def __init__(self, inner: Any, translate: Callable[[str, Sequence[Any]], list[Any]]) -> None:
+    def __init__(
+        self,
+        inner: Any,
+        translate: Callable[[str, Sequence[Any]], list[Any]],
+        questions: Sequence[StateQuestion],
+    ) -> None:
         self.inner, self.translate = inner, translate
+        self.questions = questions
 
     def action(self) -> Action:
         """The teacher's."""
         action: Action = self.translate("action", [self.inner.action()])[0]
         return action
+
+    def best_actions(self) -> list[Action]:
+        """The teacher's."""
+        return self.translate("best_actions", self.inner.best_actions())
+
+    def answers(self) -> dict[str, Sequence[int]]:
+        """The teacher's."""
+        answers = dict(self.inner.answers())
+        for question in self.questions:
+            if question.name in answers and not question.options:
+                answers[question.name] = self.translate("answers", answers[question.name])
+        return answers
 
     def mistakes(self) -> list[Action]:
         """The teacher's."""
@@ -293,12 +322,37 @@ class CheckedTeacher(TranslatedTeacher):
     """
 
     def __init__(self, inner: Any, env: Checked) -> None:
-        super().__init__(inner, self._check_actions)
+        super().__init__(inner, self._check_actions, outside_loop(env.questions))
         self.checked_env = env
 
     def action(self) -> Action:
         """The teacher's."""
         return outside_loop(super().action)
+
+    def best_actions(self) -> list[Action]:
+        """The teacher's; one at least."""
+        actions = outside_loop(super().best_actions)
+        subject = "the teacher's best_actions() returned"
+        self.checked_env.need(bool(actions), subject, actions, "one action at least")
+        return actions
+
+    def answers(self) -> dict[str, Sequence[int]]:
+        """The teacher's."""
+        # 1. The form
+        answers: Any = outside_loop(self.inner.answers)
+        need, subject = self.checked_env.need, "the teacher's answers() returned"
+        expected = "a dict of lists of indices, by the name of the question"
+        need(isinstance(answers, Mapping), subject, answers, expected)
+
+        # 2. The options of each question that is asked
+        for question in self.questions:
+            right = answers.get(question.name, ())
+            count = len(question.options or self._choices)
+            is_list = isinstance(right, list | tuple)
+            fits = is_list and all(type(index) is int and 0 <= index < count for index in right)
+            subject = f"the teacher's answers() to '{question.name}' are"
+            need(fits, subject, right, f"a list of indices of its {count} options")
+        return dict(answers)
 
     def mistakes(self) -> list[Action]:
         """The teacher's."""
@@ -325,10 +379,15 @@ class CheckedTeacher(TranslatedTeacher):
         self.checked_env.need(is_text, "the teacher's comment() returned", comment, "a text")
         return comment
 
+    @property
+    def _choices(self) -> Sequence[str]:
+        """Those of the last observation."""
+        observation = self.checked_env.last_observation
+        return () if observation is None else observation.choices
+
     def _check_actions(self, method: str, actions: Sequence[Any]) -> list[Action]:
         """`actions`, if the last observation offers them."""
-        observation = self.checked_env.last_observation
-        count = 0 if observation is None else len(observation.choices)
+        count = len(self._choices)
         actions = list(actions)  # a teacher may yield them
         for action in actions:
             if count:
@@ -344,6 +403,17 @@ class CheckedTeacher(TranslatedTeacher):
 def _called_outside_loop(attribute: Any) -> Any:
     """A method as one that is called `outside_loop`; anything else as it is."""
     return functools.partial(outside_loop, attribute) if inspect.ismethod(attribute) else attribute
+
+
+def copy_of(value: Any) -> Any:
+    """A copy of a JSON value, in a fraction of the time that `copy.deepcopy` takes."""
+    if isinstance(value, dict):
+        return {name: copy_of(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [copy_of(inner) for inner in value]
+    if isinstance(value, tuple):
+        return tuple(map(copy_of, value))
+    return value
 
 
 def is_flag(value: object) -> bool:
@@ -388,10 +458,14 @@ class Shuffled(Wrapper):
         """The wrapped env's, with actions as positions in the shuffled order."""
         order = self.order
 
-        def positions(_: str, actions: Sequence[Any]) -> list[Any]:
-            return sorted(map(order.index, actions)) if order else list(actions)
+        def positions(method: str, actions: Sequence[Any]) -> list[Any]:
+            if not order:
+                return list(actions)
+            places = [order.index(action) for action in actions]
+            # The first of the best actions is the one that the teacher takes
+            return places if method == "best_actions" else sorted(places)
 
-        return TranslatedTeacher(self.env.teacher(), positions)
+        return TranslatedTeacher(self.env.teacher(), positions, self.questions())
 
     def _after_step(self, result: StepResult) -> StepResult:
         self._step_count += 1

@@ -966,7 +966,7 @@ def test_a_module_or_file_registers_an_own_game(request: pytest.FixtureRequest, 
 
 class Corner(Teacher):
     def action(self) -> int:
-        return self.env.wanted
+        return 5 + self.env.wanted
 
 
 class Doors(gymnasium.Env):
@@ -997,15 +997,69 @@ class Locked(Doors):
 
 def test_a_teacher_names_the_actions_of_a_masked_game() -> None:
     env = make(Locked)
-    assert env.reset(task_of(env), 0).choices == ("1",)
-    assert teacher_of(env, "action").action() == 0
+    assert env.reset(task_of(env), 0).choices == ("6",)
+    teacher = teacher_of(env, "action")
+    assert (teacher.action(), teacher.best_actions(), teacher.answers()) == (0, [0], {"likely": [0]})
     assert step(env, 0).reward == 1.0
 
 
-@pytest.mark.parametrize("mask", [(1,), [[1, 1]], "yes"])
+def test_an_action_that_a_game_does_not_have_is_no_other() -> None:
+    env = make(Doors)
+    env.reset(task_of(env), 0)
+    env.written.wanted = -4
+    with pytest.raises(ConfigError, match=r"action\(\) returned 1; the game's actions are the numbers from 5 to 6"):
+        teacher_of(env, "action").action()
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [(1,), [[1, 1]], "yes", (0.0, -math.inf), (math.nan, 1), ("0", "1"), numpy.array([2, 0]), (0.5, 0.5)],
+)
 def test_a_mask_of_another_form_is_told(mask: Any) -> None:
     env = make(type("Locked", (Locked,), {"mask": mask}))
     with pytest.raises(ConfigError, match=r"action_mask is .*; give 0 or 1 for each of 2 actions"):
+        env.reset(task_of(env), 0)
+
+
+class Numbers(Doors):
+    """Draws in two ways that no seed decides in Gymnasium."""
+
+    action_space = gymnasium.spaces.Discrete(10**6)
+
+    def get_action_meanings(self) -> range:
+        return range(10**6)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return f"{self.np_random.random()} {self.action_space.sample()}", {}
+
+
+def test_the_seed_decides_what_a_game_draws_without_gymnasiums_reset() -> None:
+    def text(env: Any, seed: int) -> str:
+        return env.plain.reset(seed)
+
+    one, two = adapt(Numbers)(), adapt(Numbers)()
+    first = text(one, 1)
+    two.plain.env.action_space.sample()  # another game has spaces of its own
+    assert text(two, 2) != first == text(one, 1) == text(two, 1)
+
+
+@pytest.mark.parametrize("seen", [None, 3, {"wall": 1}, numpy.zeros(2)])
+def test_an_observation_that_is_no_text_is_told(seen: Any) -> None:
+    kind = type("Blind", (Doors,), {"step": lambda self, action: (seen, 0.0, False, False, {})})
+    env = make(kind)
+    env.reset(task_of(env), 0)
+    with pytest.raises(ConfigError, match=r"step\(\) of Blind returned .*; its observation must be a text"):
+        env.step(0)
+
+
+def test_actions_that_change_are_told() -> None:
+    class Grows(Doors):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.action_space = gymnasium.spaces.Discrete(3)
+            return "doors", {}
+
+    env = make(Grows)
+    with pytest.raises(ConfigError, match="its action space had 2 actions, and has 3"):
         env.reset(task_of(env), 0)
 
 

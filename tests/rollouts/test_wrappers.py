@@ -11,11 +11,12 @@ import pytest
 
 from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent
 from reflectkit.env import StepResult, Teacher
+from reflectkit.envs import env_class
 from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import ConfigError
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import Checked, Shuffled
-from reflectkit.types import Message, Observation, ToolSpec, ToolUse
+from reflectkit.types import Message, Observation, Task, ToolSpec, ToolUse
 
 TASK = Corridor.taskset.tasks("short")[0]
 EPISODES = [Episode(TASK, 1)]
@@ -109,3 +110,65 @@ def test_what_is_right_passes_unchanged() -> None:
     assert env.step(1) == bare.step(1)
     assert (ours.note(), env.truncation_penalty(3)) == (theirs.note(), bare.truncation_penalty(3))
     assert ours.comment(random.Random(0)) == theirs.comment(random.Random(0))
+
+
+@pytest.mark.parametrize(
+    ("method", "value", "message"),
+    [
+        ("best_actions", [2], r"best_actions\(\) returned 2; return the index of a choice"),
+        ("best_actions", [], r"best_actions\(\) returned \[\]; return one action at least"),
+        ("answers", None, r"answers\(\) returned None; return a dict of lists"),
+        ("answers", {"likely": [-1]}, r"answers\(\) to 'likely' are \[-1\]; return a list of indices of its 2 options"),
+        ("answers", {"success": [2]}, r"answers\(\) to 'success' are \[2\]"),
+    ],
+)
+def test_a_teacher_whose_answers_are_no_options(method: str, value: Any, message: str) -> None:
+    for wrap in WRAPPED:
+        env = wrap(Checked(env_that({method: value})))
+        env.reset(TASK, 0)
+        with pytest.raises(ConfigError, match=message):
+            getattr(env.teacher(), method)()
+
+
+def test_shuffled_choices_are_what_a_teacher_answers_by() -> None:
+    """The best action was the index in the original order, so that an oracle disagreed with itself."""
+
+    class Answers(Corridor.teacher_type):  # type: ignore[name-defined, misc]
+        def best_actions(self) -> list[int]:
+            return [1, 0]
+
+        def answers(self) -> dict[str, list[int]]:
+            return {"likely": [1], "success": [1]}
+
+    bare = Corridor()
+    bare.teacher = lambda: Answers(bare)  # type: ignore[method-assign]
+    env = Shuffled(bare)
+    orders = set()
+    for seed in range(9):
+        env.reset(TASK, seed)
+        right, left = env.order.index(1), env.order.index(0)
+        orders.add(right)
+        assert env.teacher().best_actions() == [right, left]
+        assert env.teacher().answers() == {"likely": [right], "success": [1]}
+    assert orders == {0, 1}
+
+
+class Bag:
+    """Keeps its only info, and takes things out of the problem's list."""
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self.things, self.info = task.data["things"], {"figures": {"left": 2}}
+        return SEEN
+
+    def step(self, action: int) -> StepResult:
+        self.things.pop()
+        self.info["figures"]["left"] = len(self.things)
+        return StepResult(SEEN, 0.0, not self.things, info=self.info)
+
+
+def test_neither_a_problem_nor_an_info_changes_with_later_steps() -> None:
+    task = Task("1", "bag", "all", "1", {"things": ["hat", "map"]})
+    trajectories = rollout([Episode(task, 1), Episode(task, 2)], env_class(Bag), RandomAgent())
+    for trajectory in trajectories:
+        assert [turn.info["figures"]["left"] for turn in trajectory.turns] == [1, 0]
+        assert trajectory.task.data == {"things": ["hat", "map"]}

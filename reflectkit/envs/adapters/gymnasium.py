@@ -4,6 +4,8 @@ class.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import re
 import traceback
 from collections.abc import Callable, Sequence
@@ -13,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.error import Error
+from gymnasium.utils import seeding
 
 from reflectkit.env import Env, Teacher
 from reflectkit.envs.adapters.plain import Choices, settings_of, wrap_class
@@ -43,6 +45,7 @@ RETURNS = {
     "step": ("step(self, action)", "(observation, reward, terminated, truncated, info)"),
 }
 """The methods of a game in Gymnasium's present form, each with what it returns."""
+SPACES = ("action_space", "observation_space")
 CHECKERS = (Path(gymnasium.__file__).parent, Path(__file__))
 """Where the code is that unpacks what a game returned."""
 
@@ -68,22 +71,27 @@ class GameEnv(Choices):
         """The class's own, whose actions are the game's; those that are masked are no mistakes to
         make.
         """
-        return TranslatedTeacher(super().teacher(), self._legal)
+        return TranslatedTeacher(super().teacher(), self._legal, self.questions())
 
     def _legal(self, method: str, actions: Sequence[Any]) -> list[Any]:
         """The game's `actions`, which a teacher's `method` returned, as indices of the choices."""
         names, choices = self.plain.names, self.plain.choices
-        if len(names) == len(choices):
-            return list(actions)
+        start = int(self.plain.env.action_space.start)
         places = []
         for action in actions:
-            is_action = isinstance(action, Integral) and 0 <= int(action) < len(names)
-            if is_action and names[int(action)] in choices:
-                places.append(choices.index(names[int(action)]))
-        if method == "action" and not places:
+            is_action = isinstance(action, Integral) and 0 <= int(action) - start < len(names)
+            if not is_action:
+                raise ConfigError(
+                    f"{code_place(self.teacher_type)}: {method}() returned {brief(action)}; the"
+                    f" game's actions are the numbers from {start} to {start + len(names) - 1}"
+                )
+            name = names[int(action) - start]
+            if name in choices:
+                places.append(choices.index(name))
+        if method in ("action", "best_actions") and not places:
             raise ConfigError(
-                f"{code_place(self.teacher_type)}: action() returned {actions[0]!r}, which is"
-                " masked"
+                f"{code_place(self.teacher_type)}: {method}() returned {brief(actions[0])}, which"
+                " is masked"
             )
         return places
 
@@ -150,7 +158,7 @@ class GymnasiumGame:
         # 1. The game, which shows a text: an observation, or its picture in characters
         self.env = type(self).make(**settings)
         name, bare = type(self).__name__, self.env.unwrapped
-        for space in ("action_space", "observation_space"):
+        for space in SPACES:
             if not isinstance(getattr(bare, space, None), spaces.Space):
                 raise ConfigError(
                     f"{code_place(type(bare))}: {name} has no {space}, a space of Gymnasium; {FITS}"
@@ -164,12 +172,14 @@ class GymnasiumGame:
             except TypeError as error:
                 raise ConfigError(f"{name} shows text by `render_mode`, but: {error}") from None
         actions = self.env.action_space
-        shows_text = not self.renders or self.env.render_mode == "ansi"
-        if not isinstance(actions, spaces.Discrete) or not shows_text:
-            space_name = type(self.env.observation_space).__name__
+        if not isinstance(actions, spaces.Discrete):
             raise ConfigError(
-                f"{name}: actions {actions}, observations {space_name}, no text; {FITS}"
+                f"{name}: its actions are {actions}; number them by a gymnasium.ActionWrapper whose"
+                " action_space is Discrete"
             )
+        if self.renders and self.env.render_mode != "ansi":
+            space_name = type(self.env.observation_space).__name__
+            raise ConfigError(f"{name}: its observations are {space_name}, no text; {FITS}")
         # 2. The names of its actions: its own, ours, or numbers
         bare, meanings = self.env.unwrapped, None
         if self.env.has_wrapper_attr("get_action_meanings"):
@@ -177,21 +187,32 @@ class GymnasiumGame:
         elif type(bare).__name__ in ACTIONS:
             meanings = ACTIONS[type(bare).__name__]
         if meanings is None:
-            meanings = range(actions.n)
+            meanings = range(actions.start, actions.start + actions.n)
         if not isinstance(meanings, list | tuple | range) or len(meanings) != actions.n:
             raise ConfigError(
                 f"{code_place(type(bare))}: get_action_meanings() of {name} returned"
                 f" {brief(meanings)}; return a list of {actions.n} names"
             )
         self.names = [str(meaning).lower() for meaning in meanings]
+        # 3. Spaces of its own, as those of the class may be drawn from in other episodes
+        for space in SPACES:
+            with contextlib.suppress(AttributeError):  # a property
+                setattr(bare, space, copy.deepcopy(getattr(bare, space)))
 
-    def reset(self, seed: int) -> str:
+    def reset(self, seed: int) -> Any:
         """The first text."""
-        observation, info = self._call("reset", seed=seed % 2**32)
+        seed %= 2**32
+        # Some games draw without super().reset(seed=seed), or from their spaces
+        bare = self.env.unwrapped
+        with contextlib.suppress(AttributeError):  # a property of its own
+            bare.np_random, _ = seeding.np_random(seed)
+        for space in SPACES:
+            getattr(bare, space).seed(seed)
+        observation, info = self._call("reset", seed=seed)
         self.choices = self._legal(info)
         return self._text(observation)
 
-    def step(self, choice: str) -> tuple[str, Any, Any, Any, dict[str, Any]]:
+    def step(self, choice: str) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Take the action of this name."""
         action = self.env.action_space.start + self.names.index(choice)
         observation, reward, terminated, truncated, info = self._call("step", action)
@@ -235,25 +256,37 @@ class GymnasiumGame:
         """The names of the actions that `info["action_mask"]` allows, as in Gymnasium's Taxi;
         without one, all.
         """
+        # 1. All of the game
+        count, kind = len(self.names), type(self.env.unwrapped)
+        if self.env.action_space.n != count:
+            raise ConfigError(
+                f"{code_place(kind)}: its action space had {count} actions, and has"
+                f" {self.env.action_space.n}; keep it, and give 0 or 1 for each in"
+                " info['action_mask']"
+            )
+
+        # 2. Those that are allowed
         mask = info.get("action_mask")
         if mask is None:
             return self.names
-        if np.shape(mask) != (len(self.names),):
-            place = code_place(type(self.env.unwrapped))
+        values = mask.tolist() if hasattr(mask, "tolist") else mask
+        is_list = isinstance(values, list | tuple) and len(values) == count
+        # Others mark what is forbidden, by -inf
+        if not is_list or not all(value in (0, 1) for value in values):
             raise ConfigError(
-                f"{place}: action_mask is {brief(mask)}; give 0 or 1 for each of {len(self.names)}"
-                " actions"
+                f"{code_place(kind)}: action_mask is {brief(mask)}; give 0 or 1 for each of"
+                f" {count} actions"
             )
         # As in Gymnasium's Taxi, 1 is for a legal action
-        return [name for name, legal in zip(self.names, mask, strict=True) if legal]
+        return [name for name, legal in zip(self.names, values, strict=True) if legal]
 
-    def _text(self, observation: Any) -> str:
+    def _text(self, observation: Any) -> Any:
         """What the env shows as text; the places of coloured characters follow in words, where a
         line each.
         """
-        # 1. The text
+        # 1. The text. What is none is refused, as in any class with choices
         if not self.renders:
-            return str(observation)
+            return str(observation) if isinstance(observation, str) else observation
         picture = self.env.render()
         if not isinstance(picture, str):
             place = code_place(type(self.env.unwrapped).render)
