@@ -38,12 +38,14 @@ class Trie:
     """The root, and every other place with several children; elsewhere the next token is certain.
     """
     steps: tuple[tuple[tuple[int, int], ...], ...]
-    """For each label, the (node, child) pairs along its path, as indices. The root is part of every
-    path. A label that is left out has none.
+    """For each label, the (node, child) pairs along its path, as indices.
+
+    The root is part of every path. A label that is left out has no pairs.
     """
     chains: tuple[Path, ...]
-    """What must be read after the prompt to reach all nodes: the prefixes that do not begin another
-    one.
+    """What the model must read after the prompt to reach all nodes.
+
+    These are the prefixes that do not begin another one.
     """
     chain_of: tuple[int, ...]
     """For each node, the index of a chain that its prefix begins; 0 for a root without chains."""
@@ -64,96 +66,109 @@ def apart(labels: tuple[Path, ...]) -> Trie:
     """
     if not labels or any(not path for path in labels) or len(set(labels)) < len(labels):
         raise ValueError(f"labels must not be empty or equal: {labels!r:.200}")
-    nodes = (Node((), labels[0][-1:]), *(Node(path, path[-1:]) for path in labels))
-    steps = tuple(((number, 0),) for number in range(1, len(nodes)))
-    return Trie(nodes, steps, labels, (0, *range(len(labels))))
+    root = Node(prefix=(), children=labels[0][-1:])
+    ends = [Node(prefix=path, children=path[-1:]) for path in labels]
+    return Trie(
+        nodes=(root, *ends),
+        steps=tuple(((number, 0),) for number in range(1, len(ends) + 1)),
+        chains=labels,
+        chain_of=(0, *range(len(labels))),
+    )
 
 
 @lru_cache(maxsize=2**14)
 def trie(labels: tuple[Path, ...]) -> Trie:
     """The trie of `labels`. Raises ValueError if a label is empty, or begins another one."""
-    # 1. The tokens that may follow each beginning of a label, in the order of the labels
+    # 1. The tokens that may follow each beginning of a label, numbered in the order of the labels
     children: dict[Path, dict[int, int]] = {}
     for path in labels:
         for place, token in enumerate(path):
-            below = children.setdefault(path[:place], {})
-            below.setdefault(token, len(below))
-    if (
-        not labels
-        or any(not path or path in children for path in labels)
-        or len(set(labels)) < len(labels)
-    ):
+            numbers = children.setdefault(path[:place], {})
+            numbers.setdefault(token, len(numbers))
+
+    # 2. No label may be a place on the way to another one
+    has_beginning = any(not path or path in children for path in labels)
+    if not labels or has_beginning or len(set(labels)) < len(labels):
         raise ValueError(
             f"labels must not be empty, and none may begin another one: {labels!r:.200}"
         )
-    # 2. Nodes where there are several, and the steps of each label through them
-    nodes = [
-        Node(prefix, tuple(below))
-        for prefix, below in children.items()
-        if len(below) > 1 or not prefix
-    ]
-    index = {node.prefix: number for number, node in enumerate(nodes)}
-    steps = tuple(
-        tuple(
-            (index[path[:place]], children[path[:place]][token])
-            for place, token in enumerate(path)
-            if path[:place] in index
-        )
-        for path in labels
-    )
+
+    # 3. Nodes where there are several such tokens
+    nodes = []
+    for prefix, numbers in children.items():
+        if len(numbers) > 1 or not prefix:
+            nodes.append(Node(prefix, tuple(numbers)))
+    node_at = {node.prefix: index for index, node in enumerate(nodes)}
+
+    # 4. The steps of each label through them
+    steps = []
+    for path in labels:
+        pairs = []
+        for place, token in enumerate(path):
+            prefix = path[:place]
+            if prefix in node_at:
+                pairs.append((node_at[prefix], children[prefix][token]))
+        steps.append(tuple(pairs))
     return _with_chains(nodes, steps)
 
 
 def on_paths(tree: Trie, labels: Iterable[int]) -> Trie:
-    """`tree` with only the nodes on the paths of these labels, given as their numbers. The others
-    have no steps.
+    """`tree` with only the nodes on the paths of these labels, given as their numbers.
+
+    The other labels have no steps.
     """
+    # 1. The nodes that stay, and their new indices
     steps_of = {number: tree.steps[number] for number in labels}
-    kept = sorted({node for path in steps_of.values() for node, _ in path})
-    new_index = {node: place for place, node in enumerate(kept)}
-    steps = tuple(
-        tuple((new_index[node], child) for node, child in steps_of.get(number, ()))
-        for number in range(len(tree.steps))
-    )
-    return _with_chains([tree.nodes[node] for node in kept], steps)
+    nodes = sorted({node for pairs in steps_of.values() for node, _ in pairs})
+    new_index = {node: index for index, node in enumerate(nodes)}
+
+    # 2. The steps through them
+    steps = []
+    for number in range(len(tree.steps)):
+        pairs = steps_of.get(number, ())
+        steps.append(tuple((new_index[node], child) for node, child in pairs))
+    return _with_chains([tree.nodes[node] for node in nodes], steps)
 
 
-def _with_chains(nodes: Sequence[Node], steps: tuple[tuple[tuple[int, int], ...], ...]) -> Trie:
+def _with_chains(nodes: Sequence[Node], steps: Sequence[tuple[tuple[int, int], ...]]) -> Trie:
     """The trie of these nodes, with what is read to reach them."""
-    prefixes = sorted(node.prefix for node in nodes)  # one comes right before those that it begins
-    chains = [
-        prefix
-        for prefix, following in zip(prefixes, [*prefixes[1:], ()], strict=True)
-        if prefix and following[: len(prefix)] != prefix
-    ]
+    # 1. Chains are prefixes that begin no other one. When sorted, a prefix comes right before those
+    # that it begins
+    prefixes = sorted(node.prefix for node in nodes)
+    chains = []
+    for prefix, following in zip(prefixes, [*prefixes[1:], ()], strict=True):
+        if prefix and following[: len(prefix)] != prefix:
+            chains.append(prefix)
+
+    # 2. The first chain that each node is part of
     chain_of = []
     for node in nodes:
         size = len(node.prefix)
-        begun = (n for n, chain in enumerate(chains) if chain[:size] == node.prefix)
-        chain_of.append(next(begun, 0))
-    return Trie(tuple(nodes), steps, tuple(chains), tuple(chain_of))
+        matches = (index for index, chain in enumerate(chains) if chain[:size] == node.prefix)
+        chain_of.append(next(matches, 0))
+    return Trie(tuple(nodes), tuple(steps), tuple(chains), tuple(chain_of))
 
 
 def with_ends(paths: Sequence[Path], end: int | None) -> tuple[Path, ...] | None:
-    """`paths` with the end token after each that begins another one; None if they are still not all
-    distinct.
+    """`paths` with the end token after each that begins another one; None if one still does, or if
+    two are equal.
 
     >>> with_ends([(1,), (2,), (1, 4)], 0)
     ((1, 0), (2,), (1, 4))
     """
+    prefixes = _beginnings(paths)
+    suffix = () if end is None else (end,)
+    ended = []
+    for path in paths:
+        ended.append(path + suffix if path in prefixes else path)
+    if len(set(ended)) < len(ended) or not _beginnings(ended).isdisjoint(ended):
+        return None
+    return tuple(ended)
 
-    def beginnings(paths: Sequence[Path]) -> set[Path]:
-        return {path[:place] for path in paths for place in range(1, len(path))}
 
-    prefixes = beginnings(paths)
-    with_end = tuple(
-        (*path, end) if path in prefixes and end is not None else path for path in paths
-    )
-    return (
-        with_end
-        if len(set(with_end)) == len(with_end) and beginnings(with_end).isdisjoint(with_end)
-        else None
-    )
+def _beginnings(paths: Sequence[Path]) -> set[Path]:
+    """Every beginning of a path, shorter than itself and not empty."""
+    return {path[:place] for path in paths for place in range(1, len(path))}
 
 
 SPACE = "\u2581"
@@ -263,19 +278,16 @@ def answer_ids(tokenizer: Any, texts: tuple[str, ...]) -> tuple[Path, ...]:
     Raises CheckpointError: this tokenizer cannot tell two of them apart.
     """
     paths = [_answer(tokenizer, text) for text in texts]
-    with_end = with_ends(paths, tokenizer.eos_token_id)
-    if with_end is not None:
-        return with_end
-    same = dict(zip(reversed(paths), reversed(texts), strict=True))
-    clash = next(
-        ((same[path], text) for path, text in zip(paths, texts, strict=True) if same[path] != text),
-        None,
-    )
-    if clash:
-        raise CheckpointError(
-            f"the answers{clash[0]} and{clash[1]} are the same tokens of this model; use"
-            " another model"
-        )
+    ended = with_ends(paths, tokenizer.eos_token_id)
+    if ended is not None:
+        return ended
+    text_of: dict[Path, str] = {}
+    for path, text in zip(paths, texts, strict=True):
+        other = text_of.setdefault(path, text)
+        if other != text:
+            raise CheckpointError(
+                f"the answers{other} and{text} are the same tokens of this model; use another model"
+            )
     raise CheckpointError(
         "one answer begins another, and this model has no end token to tell them apart; use another"
     )
@@ -288,23 +300,31 @@ def _answer(tokenizer: Any, text: str) -> Path:
 
 
 def answers_of(tokenizer: Any, texts: Sequence[str]) -> list[Path]:
-    """The ids of each of these answers after a prompt. It loses its leading space where that costs
-    a token, or where the tokenizer puts one there anyway.
+    """The ids of each of these answers after a prompt.
+
+    An answer loses its leading space where that costs a token, or where the tokenizer puts one
+    there anyway.
     """
-    texts = list(map(encodable, texts))
-    paths: list[Path] = list(map(tuple, tokenizer(texts, add_special_tokens=False)["input_ids"]))
-    spaced = [
-        place for place, text in enumerate(texts) if len(paths[place]) > 1 and text.startswith(" ")
-    ]
-    bare = (
-        tokenizer([texts[place][1:] for place in spaced], add_special_tokens=False)["input_ids"]
-        if spaced
-        else []
-    )
-    for place, ids in zip(spaced, bare, strict=True):
-        if ids and (
-            len(ids) < len(paths[place])
-            or tokenizer.convert_ids_to_tokens(ids[0]).startswith(SPACE)
-        ):
+    # 1. The texts as they are
+    texts = [encodable(text) for text in texts]
+    paths = [tuple(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+    # 2. Without their leading space, those that have one and take several tokens
+    places = []
+    for place, text in enumerate(texts):
+        if text.startswith(" ") and len(paths[place]) > 1:
+            places.append(place)
+    if not places:
+        return paths
+    bare_texts = [texts[place][1:] for place in places]
+    bare_paths = tokenizer(bare_texts, add_special_tokens=False)["input_ids"]
+    for place, ids in zip(places, bare_paths, strict=True):
+        is_shorter = 0 < len(ids) < len(paths[place])
+        if is_shorter or (ids and _has_space(tokenizer, ids[0])):
             paths[place] = tuple(ids)
     return paths
+
+
+def _has_space(tokenizer: Any, token: int) -> bool:
+    """Whether a token stands for text that begins with a space."""
+    return bool(tokenizer.convert_ids_to_tokens(token).startswith(SPACE))
