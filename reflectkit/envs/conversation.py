@@ -9,6 +9,7 @@ The user reads the same text without reasoning and marks.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
@@ -221,7 +222,8 @@ class ConversationEnv(Env):
         if isinstance(meaning, Refusal):
             self.messages.append(Message("tool", meaning.text))
             return self._result({"refused": meaning.parts}, is_over=False)
-        outcome = self._execute(meaning)
+        # A copy, since a tool may change a list, and the call is recorded
+        outcome = self._execute(copy.deepcopy(meaning))
         fits = isinstance(outcome, tuple) and len(outcome) == 3 and isinstance(outcome[0], str)
         self._need(
             "_execute",

@@ -269,6 +269,48 @@ def test_a_result_that_has_no_text_is_an_error_of_the_tool() -> None:
     assert "RecursionError" in result.info["raised"]["add"][0]
 
 
+class Keeper(Desk):
+    """Waits at the start, changes the list that it is given, and returns what has no text."""
+
+    async def reset(self, **row: Any) -> str:  # type: ignore[override]
+        await asyncio.sleep(0)
+        self.sum = 0
+        return "Go."
+
+    def sort(self, numbers: list[int]) -> list[int]:
+        """Sorts numbers.
+
+        Args:
+            numbers: These.
+        """
+        numbers.sort()
+        return numbers
+
+    def count(self, number: int) -> Any:
+        """Counts.
+
+        Args:
+            number: How far.
+        """
+        yield from range(number)
+
+
+def test_a_tool_that_changes_a_list_does_not_change_the_call() -> None:
+    env = make(Keeper)
+    assert result_of(env.reset(task_of(env), 3)).text == "User: Go."
+    use = ToolUse("", (ToolCall("sort", {"numbers": [2, 1]}),))
+    assert step(env, use).observation.messages[-1].content == "[1, 2]"
+    assert use.calls[0].arguments == {"numbers": [2, 1]}
+
+
+def test_a_result_that_is_a_place_in_memory_is_an_error_of_the_tool() -> None:
+    env = make(Keeper)
+    result_of(env.reset(task_of(env), 3))
+    result = step(env, ToolUse("", (ToolCall("count", {"number": 2}),)))
+    assert "returned generator, which has no text" in result.observation.messages[-1].content
+    assert "TypeError" in result.info["raised"]["count"][0]
+
+
 class Calculator:
     name = "asking"
 
@@ -1102,7 +1144,7 @@ def test_a_class_of_gymnasium_keeps_what_it_has_of_an_env() -> None:
     assert step(env, 1).reward == 1.0
 
 
-BAD = """
+BAD = '''
 import gymnasium
 
 class Base:
@@ -1187,12 +1229,37 @@ class Mute(Base):
         def __str__(self): return self.reason
     def step(self, choice): raise self.Error
 
+class Tools:
+    def reset(self): return "?"
+    def add(self, a: int) -> int:
+        """Adds.
+
+        Args:
+            a: It.
+        """
+        return a
+
+class Attribute(Tools):
+    get_reward = 1.0
+
+class Asks(Tools):
+    def get_reward(self, row): return 1.0
+
+class Nameless(Tools):
+    def get_reward(self): return 1.0
+    def all(self, *numbers: int):
+        """Adds.
+
+        Args:
+            numbers: These.
+        """
+
 class Within:
     def __init__(self): self.choices = ("a", "b")
     def reset(self, seed): return "?"
     def step(self, choice): return "?", 0.0, True
 if "Four-v0" not in gymnasium.registry: gymnasium.register("Four-v0", entry_point=Four, max_episode_steps=9)
-"""
+'''
 
 
 @pytest.mark.parametrize(
@@ -1207,6 +1274,9 @@ if "Four-v0" not in gymnasium.registry: gymnasium.register("Four-v0", entry_poin
         ("Textless", "has no text; give a list of texts"),
         ("Far", "its constructor sets a horizon of 50, and episodes end after 15 steps"),
         ("Mute", ": Error (`reflectkit --traceback"),
+        ("Attribute", "Attribute: get_reward is no method; write def get_reward(self)"),
+        ("Asks", "get_reward() missing 1 required positional argument: 'row'; it is called with no arguments"),
+        ("Nameless", "all() cannot be a tool: its arguments are given by name, and '*numbers: int' has none"),
         ("Within", "Within has no choices; write choices in the class, outside of its methods"),
         ("Long", "its reward is nan; return a finite number"),
         ("Huge", "its reward is an integer of 16,610 bits"),

@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import random
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from numbers import Real
@@ -66,6 +68,11 @@ def env_of_class(kind: type) -> type[Env]:
         raise ConfigError(
             f"{kind.__name__} has no choices; write choices in the class, outside of its methods: a"
             " list of texts, or a property that returns one"
+        )
+    if hasattr(kind, "get_reward") and not callable(kind.get_reward):
+        raise ConfigError(
+            f"{kind.__name__}: get_reward is no method; write def get_reward(self), and return a"
+            " number"
         )
     if not _tool_names(kind):
         raise ConfigError(
@@ -420,7 +427,11 @@ class Tools(Plain):
                 " FILE.py:NAME"
             )
 
-    def reset(self, task: Task, seed: int) -> Observation:
+    def reset(
+        self,
+        task: Task,
+        seed: int,
+    ) -> Observation | Awaitable[Observation]:
         """Begin the problem."""
         # 1. The arguments: the row, and a seed if it is asked for
         seed = self._begin(task, seed)
@@ -435,18 +446,21 @@ class Tools(Plain):
         if "seed" in parameters or inspect.Parameter.VAR_KEYWORD in kinds:
             arguments["seed"] = seed
         arguments |= row
+
         # 2. The prompt: the row's, and what the class adds to it
+        def begun(text: Any) -> Observation:
+            messages = list(prompt_messages(row["prompt"], task.id)) if "prompt" in row else []
+            if not isinstance(text, str | None) or not (text or messages):
+                fix = "return a text or None" if messages else "return the prompt, a text"
+                raise self._wrong("reset", text, fix)
+            last = messages.pop() if messages else Message("user", "")
+            self._messages = [*messages, replace(last, content=last.content + (text or ""))]
+            self._row, self._first, self._steps = row, len(self._messages), 0
+            self._ids = CompletionIds()
+            return self._observe()
+
         with self._class_random():
-            text = self._call("reset", **arguments)
-        messages = list(prompt_messages(row["prompt"], task.id)) if "prompt" in row else []
-        if not isinstance(text, str | None) or not (text or messages):
-            fix = "return a text or None" if messages else "return the prompt, a text"
-            raise self._wrong("reset", text, fix)
-        last = messages.pop() if messages else Message("user", "")
-        self._messages = [*messages, replace(last, content=last.content + (text or ""))]
-        self._row, self._first, self._steps = row, len(self._messages), 0
-        self._ids = CompletionIds()
-        return self._observe()
+            return followed(self._call("reset", **arguments), begun)
 
     def decided(self, decision: Decision) -> None:
         """Keep the tokens of the answer, for reward functions."""
@@ -463,8 +477,10 @@ class Tools(Plain):
             # 1. The calls
             for call in use.calls:
                 try:
-                    result = outside_loop(getattr(self.plain, call.name), **call.arguments)
-                    text = str(await result if inspect.isawaitable(result) else result)
+                    # A copy, since a tool may change a list, and the call is recorded
+                    arguments = copy.deepcopy(call.arguments)
+                    result = outside_loop(getattr(self.plain, call.name), **arguments)
+                    text = _result_text(await result if inspect.isawaitable(result) else result)
                 except Exception as error:  # the agent reads it, as in TRL
                     text, refused = str({"error": str(error)}), refused + 1
                     fault = code_error(error)
@@ -495,7 +511,7 @@ class Tools(Plain):
         """What the class's `get_reward` returns, if it has one."""
         if not hasattr(self.plain, "get_reward"):
             return []
-        value = outside_loop(self.plain.get_reward)
+        value = outside_loop(self._call, "get_reward")
         if inspect.isawaitable(value):
             value = await value
         if value is not None and not is_reward(value):
@@ -505,6 +521,14 @@ class Tools(Plain):
 
     def _observe(self) -> Observation:
         return Observation(tuple(self._messages), tools=self._tools, replies=True)
+
+
+def _result_text(result: object) -> str:
+    """What a tool returned, as text. Raises TypeError for what has none, but a place in memory."""
+    text = str(result)
+    if not isinstance(result, str) and re.search(r"<[^<>]* at 0x[0-9a-fA-F]+>", text):
+        raise TypeError(f"returned {type(result).__name__}, which has no text; return a text")
+    return text
 
 
 def _tool_names(kind: type) -> list[str]:
@@ -521,10 +545,17 @@ def _tools(plain: Any) -> tuple[ToolSpec, ...]:
 
     tools = []
     for name in _tool_names(type(plain)):
+        function = getattr(plain, name)
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                raise ConfigError(
+                    f"{code_place(function)}: {name}() cannot be a tool: its arguments are given by"
+                    f" name, and '{parameter}' has none; name each, or begin the tool's name with _"
+                )
         try:
-            tools.append(tool_of(getattr(plain, name)))
+            tools.append(tool_of(function))
         except ValueError as error:
-            place = code_place(getattr(type(plain), name))
+            place = code_place(function)
             raise ConfigError(
                 f"{place}: {name}() cannot be a tool: {error}; give its arguments type hints, and"
                 " its docstring a section Args, or begin its name with _"
