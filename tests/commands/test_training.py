@@ -14,7 +14,9 @@ from reflectkit.errors import ConfigError
 from reflectkit.models.load import LoadedModel, with_adapter
 from reflectkit.train.optimizers import make_optimizer, set_dropout
 from reflectkit.train.processes import Processes
+from reflectkit.runs.run import Run
 from reflectkit.train.sft import fit as sft_fit
+from reflectkit.train.sft.fit import SFTFit
 from reflectkit.train.trainer import schedule_factor
 from tests.kill import hashes
 from tests.sft_runs import Interrupting, train, write_rows
@@ -45,6 +47,28 @@ def test_sft_resumes_to_the_same_bytes_with_one_checkpoint_kept(rows: Path, tmp_
     progress = Interrupting()
     assert hashes(train(rows, tmp_path / "results", progress, **settings)) == straight
     assert progress.step == 7
+
+
+def test_sft_that_was_killed_after_its_last_step_takes_no_other(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took an eighth step of seven, and its model was called checkpoint-8."""
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    straight = train(rows, tmp_path / "straight")
+    for method in (SFTFit, "save"), (Run, "finish"):
+        with monkeypatch.context() as patch:
+            patch.setattr(*method, killed)
+            with pytest.raises(KeyboardInterrupt):
+                train(rows, tmp_path / "cut")
+    resumed = train(rows, tmp_path / "cut")
+    assert resumed.name == "checkpoint-7"
+    assert hashes(resumed) == hashes(straight)
+    (here, there) = ((path.parent / "metrics.jsonl").read_text() for path in (resumed, straight))
+    assert here == there
+    assert [path.name for path in resumed.parent.iterdir() if path.is_dir()] == ["checkpoint-7"]
 
 
 def test_the_checkpoint_before_stays_until_the_new_one_can_be_resumed_from(

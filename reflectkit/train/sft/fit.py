@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -50,6 +51,10 @@ MEASUREMENTS = 20
 EXPLODED = 10
 """A loss of this many times the loss of guessing means that training has failed."""
 FULL_DISK_BYTES = 4 * 2**20
+
+
+class NoStepLeftError(Exception):
+    """The run that is resumed has taken its last step; the trainer's loop would take one more."""
 
 
 @dataclass
@@ -134,7 +139,8 @@ def fit(training: Training, progress: Progress) -> SFTFit:
         try:
             with stopped_between("step", progress, wanted=True) as stop:
                 state = prepare(training, bar, log, stop)
-                state.trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+                with contextlib.suppress(NoStepLeftError):
+                    state.trainer.train(resume_from_checkpoint=str(resume) if resume else None)
                 if state.is_stopping:
                     raise KeyboardInterrupt
         except BaseException as error:
@@ -325,10 +331,12 @@ class SFTCheckpoints(FitCallback):
         """Restore what the trainer had summed since it last logged, which it begins anew.
 
         Each process has a sum of its own; another number of them gets the mean. Raises
-        CheckpointError.
+        CheckpointError, and NoStepLeftError once model and log are those of the last step.
         """
         trainer, processes = self.fit.trainer, self.fit.training.processes
         resume = self.fit.training.resume
+        if state.global_step >= state.max_steps:
+            raise NoStepLeftError
         if resume is None or not (resume / FIGURES).is_file():
             return
         try:

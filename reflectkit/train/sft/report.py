@@ -6,7 +6,7 @@ import shutil
 from typing import Any
 
 from reflectkit.console import Report, figures_table
-from reflectkit.jsonl import write_jsonl
+from reflectkit.jsonl import TEMPORARY_PREFIX, write_jsonl
 from reflectkit.models.checkpoint_metadata import best_checkpoint, model_facts
 from reflectkit.runs.run import Run, checkpoints
 from reflectkit.train.sft.build import TRAINER_FOLDER
@@ -43,7 +43,14 @@ def report(fit: SFTFit | ServiceFit, current: Run) -> Report:
 
     # 2. The files
     write_jsonl(current.folder / "metrics.jsonl", metrics)
-    shutil.rmtree(current.folder / TRAINER_FOLDER, ignore_errors=True)
     title = f"SFT ({config.role}) in {fit.checkpoint}"
     current.tables.append(figures_table(title, "value", figures))
-    return current.finish(figures, [output])
+    finished = current.finish(figures, [output])
+
+    # 3. The trainer's checkpoints, which are needed until then. What a kill leaves of them is
+    #    removed when the run is opened again
+    trainer_folder = current.folder / TRAINER_FOLDER
+    if trainer_folder.exists():
+        leftover = trainer_folder.rename(current.folder / f"{TEMPORARY_PREFIX}{TRAINER_FOLDER}")
+        shutil.rmtree(leftover, ignore_errors=True)
+    return finished
