@@ -12,9 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from reflectkit.errors import ConfigError
 from reflectkit.models.load import LoadedModel, with_adapter
+from reflectkit.runs.run import Run
 from reflectkit.train.optimizers import make_optimizer, set_dropout
 from reflectkit.train.processes import Processes
-from reflectkit.runs.run import Run
 from reflectkit.train.sft import fit as sft_fit
 from reflectkit.train.sft.fit import SFTFit
 from reflectkit.train.trainer import schedule_factor
