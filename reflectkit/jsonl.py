@@ -172,16 +172,37 @@ def _finite(digits: str) -> float:
     return value
 
 
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these (key, value) pairs. Raises ValueError if a key is there twice."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"an object has the key {repeated!r:.80} twice")
+    return value
+
+
 Constant = Callable[[str], Any]
 """What NaN, Infinity and -Infinity stand for, which JSON does not have."""
 
 
-def _parsed(text: str, path: Path, line: int | None, fix: str, constant: Constant) -> Any:
+def _parsed(
+    text: str,
+    path: Path,
+    line: int | None,
+    fix: str,
+    constant: Constant,
+    *,
+    unique: bool = True,
+) -> Any:
     # a number beyond a float's range is read as infinity, which is refused where Infinity is
     refuse_large = constant is _refused and LARGE.search(text)
     try:
         return json.loads(
-            text, parse_constant=constant, parse_float=_finite if refuse_large else None
+            text,
+            parse_constant=constant,
+            parse_float=_finite if refuse_large else None,
+            object_pairs_hook=unique_keys if unique else None,
         )
     except RecursionError:
         raise DataError(path, f"not JSON: it is nested too deep; {fix}", line=line) from None
@@ -192,16 +213,22 @@ def _parsed(text: str, path: Path, line: int | None, fix: str, constant: Constan
         ) from None
 
 
-def read_json(path: Path, fix: str = AGAIN, constant: Constant = _refused) -> Any:
+def read_json(
+    path: Path,
+    fix: str = AGAIN,
+    constant: Constant = _refused,
+    *,
+    unique: bool = False,
+) -> Any:
     """The JSON value in `path`. Raises DataError if there is none. fix: what to do where it is not
-    JSON.
+    JSON. unique: an object that has a key twice is refused, too; otherwise the last one counts.
     """
-    return _parsed(text_of(path), path, None, fix, constant)
+    return _parsed(text_of(path), path, None, fix, constant, unique=unique)
 
 
 def read_json_list(path: Path) -> list[Any]:
     """The non-empty JSON list in `path`. Raises DataError, also for any other value."""
-    value = read_json(path)
+    value = read_json(path, unique=True)
     if not isinstance(value, list):
         raise DataError(path, f"expected a JSON list of records, found {type(value).__name__}")
     if not value:
@@ -219,7 +246,7 @@ def read_jsonl(
     Raises
     ------
     DataError: the file is missing, empty or not UTF-8, or a line (given by number) is not a JSON
-    object.
+    object, or has a key twice.
     """
     # It stays 0 where the file has no line
     number = 0

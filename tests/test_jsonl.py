@@ -41,13 +41,25 @@ def test_unreadable_json_names_the_file(tmp_path: Path, content: bytes | None, m
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("line", "message"), [("[1]", "expected a JSON object, found list"), ("{", "not JSON")])
+@pytest.mark.parametrize(("line", "message"), [
+    ("[1]", "expected a JSON object, found list"),
+    ("{", "not JSON"),
+    ('{"a": 1, "b": {"c": 1, "c": 2}}', "an object has the key 'c' twice"),
+])
 def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"ok": 1}\n\n' + line + "\n")
     with pytest.raises(DataError, match=message) as caught:
         list(jsonl.read_jsonl(path))
     assert caught.value.line == 3
+
+
+def test_a_key_may_be_there_twice_only_in_files_of_others(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('[{"id": "a", "id": "b"}]')
+    assert jsonl.read_json(path) == [{"id": "b"}]
+    with pytest.raises(DataError, match="an object has the key 'id' twice"):
+        jsonl.read_json_list(path)
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
+from reflectkit.jsonl import unique_keys
+
 MOST_ERRORS = 20
 """How many errors of a request are reported."""
 
@@ -50,7 +52,7 @@ def read_body(kind: type[Body], body: bytes) -> Body:
     # repeated keys and the large numbers that pydantic accepts
     try:
         from_json(body, allow_inf_nan=False)
-        json.loads(body, object_pairs_hook=_unique, parse_float=_finite)
+        json.loads(body, object_pairs_hook=unique_keys, parse_float=_finite)
     except ValueError as error:
         raise invalid(str(error), "json_invalid") from None
 
@@ -68,7 +70,7 @@ def read_body(kind: type[Body], body: bytes) -> Body:
 
 def refuse_repeated_keys(body: bytes) -> None:
     """Raises ValueError if an object in the JSON value `body` has a key twice."""
-    json.loads(body, object_pairs_hook=_unique)
+    json.loads(body, object_pairs_hook=unique_keys)
 
 
 def fault_of(error: ValidationError, body: bytes) -> str:
@@ -97,16 +99,6 @@ def fault_of(error: ValidationError, body: bytes) -> str:
 def _at(place: Sequence[str | int], message: str) -> str:
     """The message after its place, if it has one."""
     return f"{'.'.join(map(str, place))}: {message}" if place else message
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of these (key, value) pairs. Raises ValueError if a key is there twice."""
-    value: dict[str, Any] = {}
-    for key, inner in pairs:
-        if key in value:
-            raise ValueError(f"an object has the key {key!r:.80} twice")
-        value[key] = inner
-    return value
 
 
 def _finite(text: str) -> float:

@@ -148,7 +148,7 @@ def _checked(kind: Any, name: str) -> Any:
         metaclass: Any = type(kind)
         kind = metaclass(kind.__name__, (kind, Env), namespace)
     if not hasattr(kind, "name"):
-        kind.name = kind.__name__.lower()
+        kind.name = _own_name(kind)
     # 2. Check what it says about itself and its teacher
     if inspect.isfunction(inspect.getattr_static(kind, "tasks", None)):
         raise ConfigError(f"{name}: its tasks() is asked of the class; write @classmethod above it")
@@ -285,5 +285,15 @@ def data_folder(name: str, data_dir: Path) -> Path:
     lower case.
     """
     if ":" in name or name.endswith(".py"):
-        name = env_class(name).__name__.lower().replace("/", "-")
+        name = _own_name(env_class(name)).replace("/", "-")
     return data_dir / name
+
+
+def _own_name(kind: type) -> str:
+    """The name of a class in lower case; "own-taxi" if an env of the package has that name, whose
+    files it must not read.
+    """
+    name = kind.__name__.lower()
+    if name not in ENVS or kind is env_class(name):
+        return name
+    return f"own-{name}"

@@ -14,7 +14,7 @@ import pytest
 
 import reflectkit
 from reflectkit.cli.main import main
-from reflectkit.envs import env_class
+from reflectkit.envs import data_folder, env_class
 from reflectkit.errors import is_user_code
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from tests.examples import own_module, save_example
@@ -158,6 +158,25 @@ from functools import partial
 from {name}_parts import Inner as Outer, same
 half = partial(same, value=0.5)
 """
+
+
+def test_a_class_called_as_an_included_env_has_files_of_its_own(request: pytest.FixtureRequest) -> None:
+    """It read the problems and demonstrations of the taxi of the package."""
+    file = Path(f"{own_module(request.node)}.py")
+    file.write_text(
+        "from reflectkit.envs.taxi import Taxi as Included\n\n\n"
+        "class Taxi:\n"
+        "    choices = ('left', 'right')\n\n"
+        "    def reset(self, seed):\n"
+        "        return ''\n\n"
+        "    def step(self, choice):\n"
+        "        return '', 0.0, True\n",
+        encoding="utf-8",
+    )
+    assert data_folder(f"{file}:Taxi", Path("data")) == Path("data/own-taxi")
+    assert env_class(f"{file}:Taxi").name == "own-taxi"
+    for name in ("taxi", "reflectkit.envs.taxi:Taxi", f"{file}:Included"):
+        assert data_folder(name, Path("data")) == Path("data/taxi")
 
 
 def test_the_file_that_names_others_code_is_an_input_too(request: pytest.FixtureRequest) -> None:

@@ -970,6 +970,13 @@ class Waits:
         return self.taken, 1.0, len(self.taken) == 3
 
 
+@pytest.mark.parametrize("data", [{"seed": "1"}, {"seed": 1.0}, {"seed": True}, {"seed": -1}, {"state": 5}])
+def test_a_problem_that_is_no_seed_is_not_played_as_another(data: Any) -> None:
+    env = make(Counter)
+    with pytest.raises(DataError, match=r"1: field 'data"):
+        env.reset(task_of(env, **data), 0)
+
+
 def test_a_class_with_choices_may_wait() -> None:
     env = make(Waits)
     assert result_of(env.reset(task_of(env, seed=7), 0)).text == "7"

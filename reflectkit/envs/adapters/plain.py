@@ -28,6 +28,7 @@ from reflectkit.env import (
     Teacher,
     check_choice,
     check_task,
+    task_int,
 )
 from reflectkit.envs.adapters.prompts import DatasetSettings, DatasetTasks, prompt_messages
 from reflectkit.envs.adapters.rewards import (
@@ -280,6 +281,12 @@ class Choices(Plain):
         seed: int,
     ) -> Observation | Awaitable[Observation]:
         """Begin the problem."""
+        # Another env's problem, or a damaged one, is not played as if it were a seed
+        if task.data.keys() - {"seed"}:
+            names = ", ".join(task.data)
+            raise DataError(task.id, f"has {names}, and reset() gets a seed alone", field="data")
+        if "seed" in task.data:
+            task_int(task, "seed", 0, 2**63 - 1)
         seed, self._gained = self._begin(task, seed), False
         parameters = inspect.signature(self.plain.reset).parameters
         with self._class_random():

@@ -104,7 +104,7 @@ def _read_file(path: Path) -> list[Any]:
     if path.suffix == ".jsonl":
         return [row for _, row in read_jsonl(path, FIX, float)]
     if path.suffix == ".json":
-        rows = read_json(path, FIX, float)
+        rows = read_json(path, FIX, float, unique=True)
         if not isinstance(rows, list):
             raise DataError(path, f"expected a list of rows, found {type(rows).__name__}")
         return rows
