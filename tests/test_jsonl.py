@@ -41,11 +41,14 @@ def test_unreadable_json_names_the_file(tmp_path: Path, content: bytes | None, m
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("line", "message"), [
-    ("[1]", "expected a JSON object, found list"),
-    ("{", "not JSON"),
-    ('{"a": 1, "b": {"c": 1, "c": 2}}', "an object has the key 'c' twice"),
-])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[1]", "expected a JSON object, found list"),
+        ("{", "not JSON"),
+        ('{"a": 1, "b": {"c": 1, "c": 2}}', "an object has the key 'c' twice"),
+    ],
+)
 def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"ok": 1}\n\n' + line + "\n")
