@@ -15,7 +15,7 @@ from reflectkit.files import stage_of
 from reflectkit.jsonl import read_json
 from reflectkit.keys import masked
 from reflectkit.models.hub import hub_options, looks_local, silence_libraries
-from reflectkit.runs.run import checkpoints
+from reflectkit.runs.run import checkpoints, refuse_missing
 from reflectkit.types import ModelFacts, from_json
 
 ROLE_FILE = "reflectkit.json"
@@ -26,6 +26,16 @@ SERVICE = "service"
 path there.
 """
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+SAID_NOWHERE_ELSE = (
+    ROLE_FILE,
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+"""Files that say how a model reads and answers. Without one, defaults would stand in for what it
+learned.
+"""
 SIZES = {
     "num_hidden_layers": 10_000,
     "num_attention_heads": 10_000,
@@ -138,6 +148,8 @@ def checked_facts(folder: Path, role: str | None) -> ModelFacts:
         raise CheckpointError(
             f"{folder} has no tokenizer (tokenizer.json); copy the one the model was trained with"
         )
+    # An adapter without a tokenizer has its base's
+    refuse_missing(folder, SAID_NOWHERE_ELSE if has_tokenizer(folder) else (ROLE_FILE,))
     # 3. Whether it was trained for this role
     if not (folder / ROLE_FILE).is_file():
         return {}
@@ -145,7 +157,7 @@ def checked_facts(folder: Path, role: str | None) -> ModelFacts:
         facts = from_json(ModelFacts, read_json(folder / ROLE_FILE))
     except DataError:
         raise CheckpointError(
-            f"{folder / ROLE_FILE} is damaged; delete it or make the checkpoint again"
+            f"{folder / ROLE_FILE} is damaged; restore it, or make the checkpoint again"
         ) from None
     trained_for = facts.get("role")
     if role == "reflection" and trained_for not in ("reflection", None):

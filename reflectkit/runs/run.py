@@ -705,6 +705,17 @@ def refuse_damage(folder: Path) -> None:
                 )
 
 
+def refuse_missing(folder: Path, names: Iterable[str]) -> None:
+    """Raises CheckpointError if one of the files `names` was sealed in `folder` and is missing."""
+    recorded = _recorded(folder) if (folder / CHECKSUMS).is_file() else {}
+    for name in names:
+        if name in recorded and not (folder / name).is_file():
+            raise CheckpointError(
+                f"{folder / name} is missing, although {CHECKSUMS} lists it; restore it, or train"
+                " the model again"
+            )
+
+
 def _recorded(folder: Path) -> dict[str, str]:
     """The checksums in `folder`. Raises CheckpointError."""
     try:

@@ -14,6 +14,7 @@ from reflectkit.errors import CheckpointError
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.checkpoint_metadata import base_of, context_of
 from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
+from reflectkit.runs.run import seal
 
 
 def test_a_config_of_another_size_is_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
@@ -38,6 +39,20 @@ def test_code_on_a_hub_that_a_config_names_is_refused(
     with pytest.raises(CheckpointError, match="code from a hub, which is never run") as caught:
         load_player(folder, device="cpu")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["reflectkit.json", "generation_config.json", "tokenizer_config.json"])
+def test_a_file_that_defaults_would_stand_in_for_is_missed(
+    checkpoints: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    folder = Path(shutil.copytree(checkpoints["policy"], tmp_path / "model"))
+    (folder / name).touch()  # a GPT-2 without a role has not all of them
+    seal(folder)
+    (folder / name).unlink()
+    with pytest.raises(CheckpointError, match=rf"{name} is missing, although checksums\.json lists it"):
+        load_player(folder, device="cpu")
+    (folder / "checksums.json").unlink()
+    load_player(folder, device="cpu")
 
 
 BASE, ADAPTER = Path("results/base/checkpoint-1"), Path("results/adapter/checkpoint-2")
