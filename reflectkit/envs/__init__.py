@@ -94,6 +94,11 @@ def env_class(name: str | type) -> type[Env]:
     """
     if isinstance(name, type):
         return _env_from(name, name.__name__)
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"{brief(name)} is no environment's name or class; give its class, since each episode"
+            " has an object of its own, or e.g. 'gymnasium:FrozenLake-v1'"
+        )
     # An env of the package is returned as it is, since the contract tests check these
     if name in ENVS:
         module, _, attribute = ENVS[name].partition(":")

@@ -19,6 +19,7 @@ from reflectkit.cli.app import run_stage
 from reflectkit.cli.screen import RichProgress, Screen
 from reflectkit.commands import config_class, stage_module
 from reflectkit.console import Bar, Progress, Report, Table, visible
+from reflectkit.envs import env_class
 from reflectkit.envs.python_classes import has_source, name_of
 from reflectkit.errors import ConfigError
 from reflectkit.integrations.agent import LoadedAgent, load_agent
@@ -134,7 +135,9 @@ def call(stage: str, settings: Mapping[str, Any]) -> Result:
     values = dict(settings)
     with _progress() as progress:
         # 1. Objects become the texts that a person would type
-        env = values.get("env")
+        env = values.get("env", "")
+        if not isinstance(env, str):
+            env_class(env)  # raises for what is no class
         if isinstance(env, type):
             values["env"] = name_of(env)
             several = (

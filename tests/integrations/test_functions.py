@@ -16,6 +16,7 @@ import pytest
 import reflectkit
 from docs.python_keywords import PLACE, module
 from reflectkit.envs.python_classes import env_of, has_source, name_of
+from reflectkit.errors import ConfigError
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "maze.ipynb"
 STEP = -0.1
@@ -49,6 +50,13 @@ def test_a_class_trains_plots_evaluates_and_acts() -> None:
     assert list(compared.episodes.groupby("name").size()) == [3, 3]
     assert "<td>walker</td>" in compared._repr_html_()
     assert trained.policy.act("cell 3", choices=list(Walk.choices)).action in Walk.choices
+
+
+@pytest.mark.parametrize("env", [Walk(), lambda: Walk(), None])
+def test_an_object_is_no_environment(env: Any) -> None:
+    for use in (reflectkit.make, lambda env: reflectkit.evaluate(env=env, policy="random")):
+        with pytest.raises(ConfigError, match="is no environment's name or class; give its class"):
+            use(env)
 
 
 def test_the_source_of_a_class_is_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
