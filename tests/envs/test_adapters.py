@@ -1070,6 +1070,19 @@ def test_a_mask_of_another_form_is_told(mask: Any) -> None:
         env.reset(task_of(env), 0)
 
 
+class Reversed(gymnasium.ActionWrapper):
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(gymnasium.make("FrozenLake-v1", render_mode=render_mode))
+
+    def action(self, action: int) -> int:
+        return 3 - action
+
+
+def test_a_wrapper_that_reorders_actions_leaves_them_unnamed() -> None:
+    env = make(Reversed)
+    assert env.reset(task_of(env), 0).choices == ("0", "1", "2", "3")
+
+
 class Numbers(Doors):
     """Draws in two ways that no seed decides in Gymnasium."""
 

@@ -146,6 +146,21 @@ def game_of(make: Callable[..., Any], name: str, kind: Any) -> Any:
     return type(name, (GymnasiumGame,), attributes)
 
 
+def _namer(env: Any) -> Any:
+    """The outermost layer of `env` that may name its actions: one that does, or the game itself.
+    None where a wrapper gives other numbers to the actions further in.
+    """
+    layer = env
+    while isinstance(layer, gymnasium.Wrapper):
+        if hasattr(type(layer), "get_action_meanings"):
+            return layer
+        is_other = isinstance(layer, gymnasium.ActionWrapper)
+        if is_other and not isinstance(layer, gymnasium.wrappers.StickyAction):
+            return None
+        layer = layer.env
+    return layer
+
+
 class GymnasiumGame:
     """A game of Gymnasium, whose choices are the names of its actions and whose observations are
     texts.
@@ -182,9 +197,10 @@ class GymnasiumGame:
             raise ConfigError(f"{name}: its observations are {space_name}, no text; {FITS}")
         # 2. The names of its actions: its own, ours, or numbers
         bare, meanings = self.env.unwrapped, None
-        if self.env.has_wrapper_attr("get_action_meanings"):
-            meanings = self.env.get_wrapper_attr("get_action_meanings")()
-        elif type(bare).__name__ in ACTIONS:
+        namer = _namer(self.env)
+        if namer is not None and hasattr(namer, "get_action_meanings"):
+            meanings = namer.get_action_meanings()
+        elif namer is bare and type(bare).__name__ in ACTIONS:
             meanings = ACTIONS[type(bare).__name__]
         if meanings is None:
             meanings = range(actions.start, actions.start + actions.n)
