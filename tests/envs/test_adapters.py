@@ -166,6 +166,37 @@ def test_gymnasiums_truncation_and_success_are_understood() -> None:
     assert (last.terminated, last.truncated, last.info["success"]) == (False, True, False)
 
 
+@pytest.mark.parametrize(
+    ("told", "success"),
+    [
+        ({"is_success": 1.0}, True),
+        ({"is_success": numpy.float32(0)}, False),
+        ({"is_success": True, "success": False}, False),
+        ({"is_success": None}, True),
+    ],
+)
+def test_is_success_says_what_success_is(told: dict[str, Any], success: bool) -> None:
+    class Robot(Counter):
+        def step(self, choice: str) -> Any:
+            return "end", 1.0, True, told
+
+    env = make(Robot)
+    env.reset(task_of(env, seed=7), 0)
+    last = env.step(0)
+    assert (last.info["success"], last.info.get("last_figures")) == (success, None)
+
+
+def test_a_part_of_a_success_is_refused() -> None:
+    class Robot(Counter):
+        def step(self, choice: str) -> Any:
+            return "end", 1.0, True, {"is_success": 0.3}
+
+    env = make(Robot)
+    env.reset(task_of(env, seed=7), 0)
+    with pytest.raises(ConfigError, match="'is_success' must be True or False"):
+        env.step(0)
+
+
 class Dice:
     """Uses the global generators."""
 

@@ -51,7 +51,11 @@ SIMPLE = (str, int, float, bool, Path, tuple[str, ...])
 """Types of arguments that can be flags."""
 FORM = "return (observation, reward, done): a text, a number, and True or False"
 NOT_TOOLS = ("reset", "get_reward", "questions")
-NOT_FIGURES = frozenset({"success", "refused", "return", *OUR_FIGURES})
+SUCCESS_KEYS = ("success", "is_success")
+"""Under which the info of a step says whether it succeeded; the second is the name of Gymnasium's
+robots and of Stable-Baselines3.
+"""
+NOT_FIGURES = frozenset({*SUCCESS_KEYS, "refused", "return", *OUR_FIGURES})
 """Names of numbers in the info of a step that are not figures of the game: reflectkit reports these
 itself.
 """
@@ -325,10 +329,7 @@ class Choices(Plain):
         if not isinstance(info, dict):
             fix = f"its last value is {brief(info)}; return a dict there, or leave it out"
             raise self._wrong("step", returned, fix)
-        success = info.get("success")
-        is_success = success is None or is_flag(success)
-        if not is_success and not (isinstance(success, Real) and success in (0, 1)):
-            raise self._wrong("step", returned, "its 'success' must be True or False")
+        success = self._told_success(returned, info)
         # 2. What the dict tells
         step_info = {key: info[key] for key in ("figures", "refused") if key in info}
         figures = self._figures(returned, info)
@@ -338,7 +339,7 @@ class Choices(Plain):
         if success is None:
             step_info["success"] = guessed_success(self._gained, float(reward), over)
         else:
-            step_info["success"] = bool(success) if over else False
+            step_info["success"] = success and over
         self._gained = self._gained or float(reward) > 0
         return StepResult(
             self._observe("step", text, over),
@@ -347,6 +348,17 @@ class Choices(Plain):
             bool(truncated),
             step_info,
         )
+
+    def _told_success(self, returned: Any, info: dict[Any, Any]) -> bool | None:
+        """What the info of `returned` says about success; None if it says nothing."""
+        for key in SUCCESS_KEYS:
+            success = info.get(key)
+            if success is None:
+                continue
+            if not is_flag(success) and not (isinstance(success, Real) and success in (0, 1)):
+                raise self._wrong("step", returned, f"its '{key}' must be True or False")
+            return bool(success)
+        return None
 
     def _figures(
         self,
