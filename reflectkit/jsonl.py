@@ -193,7 +193,7 @@ def _parsed(
     fix: str,
     constant: Constant,
     *,
-    unique: bool = True,
+    unique: bool,
 ) -> Any:
     # a number beyond a float's range is read as infinity, which is refused where Infinity is
     refuse_large = constant is _refused and LARGE.search(text)
@@ -251,7 +251,7 @@ def read_jsonl(
     # It stays 0 where the file has no line
     number = 0
     for number, line in lines(path):
-        row = _parsed(line, path, number, fix, constant)
+        row = _parsed(line, path, number, fix, constant, unique=True)
         if not isinstance(row, dict):
             raise DataError(
                 path, f"expected a JSON object, found {type(row).__name__}", line=number

@@ -136,8 +136,8 @@ def call(stage: str, settings: Mapping[str, Any]) -> Result:
     with _progress() as progress:
         # 1. Objects become the texts that a person would type
         env = values.get("env", "")
-        if not isinstance(env, str):
-            env_class(env)  # raises for what is no class
+        if not isinstance(env, str | type):
+            env_class(env)  # raises
         if isinstance(env, type):
             values["env"] = name_of(env)
             several = (

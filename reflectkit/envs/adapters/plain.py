@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import random
 import re
@@ -43,7 +42,7 @@ from reflectkit.envs.conversation import LONGEST_RESULT, cut
 from reflectkit.errors import ConfigError, DataError, brief, code_place
 from reflectkit.eventloop import followed, outside_loop
 from reflectkit.rollouts.tool_errors import CODE_ERROR_KEY, code_error
-from reflectkit.rollouts.wrappers import OUR_FIGURES, is_flag
+from reflectkit.rollouts.wrappers import OUR_FIGURES, copy_of, is_flag
 from reflectkit.tools import read_use
 from reflectkit.types import Decision, Message, Observation, StateQuestion, Task, ToolSpec
 
@@ -497,7 +496,7 @@ class Tools(Plain):
             for call in use.calls:
                 try:
                     # A copy, since a tool may change a list, and the call is recorded
-                    arguments = copy.deepcopy(call.arguments)
+                    arguments = copy_of(call.arguments)
                     result = outside_loop(getattr(self.plain, call.name), **arguments)
                     text = _result_text(await result if inspect.isawaitable(result) else result)
                 except Exception as error:  # the agent reads it, as in TRL
