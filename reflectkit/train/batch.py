@@ -13,150 +13,194 @@ from dataclasses import replace
 
 from reflectkit.types import Comment, Decision, Sample, Status, Trajectory, Turn
 
+LabelsOf = Mapping[tuple[str, ...], tuple[tuple[int, ...], ...]]
+"""The token ids of each choice's label, by the choices of an observation."""
+
 
 def trainable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """The trajectories to train on: not ABORTED, and with at least one decision."""
-    return [
-        trajectory
-        for trajectory in trajectories
-        if trajectory.status is not Status.ABORTED and trajectory.turns
-    ]
+    result = []
+    for trajectory in trajectories:
+        if trajectory.status is not Status.ABORTED and trajectory.turns:
+            result.append(trajectory)
+    return result
 
 
 def rows(
     trajectories: Sequence[Trajectory],
     advantages: Sequence[Sequence[float]],
     returns: Sequence[Sequence[float]],
-    labels_of: Mapping[tuple[str, ...], tuple[tuple[int, ...], ...]],
+    labels_of: LabelsOf,
     values: Sequence[Sequence[float]] | None = None,
     replayed: bool = False,
     *,
-    taught: bool = False,
-    rewarded: bool = True,
+    with_distillation: bool = False,
+    with_reward: bool = True,
 ) -> list[Sample]:
-    """The rows of `trajectories`, given the advantages, returns and, with a critic, values of their
-    decisions.
+    """The training rows of `trajectories`.
 
-    labels_of: the tokens of each choice's label, by the choices of an observation. taught: whether
-    comments that the policy did not read are distilled into it. rewarded: whether the advantages
-    matter; if not, rows from which nothing is distilled are left out.
+    Parameters
+    ----------
+    advantages, returns: of each decision, by trajectory.
+    values: the critic's, of each decision; None without a critic.
+    replayed: whether an earlier policy played the trajectories.
+    with_distillation: whether comments that the policy did not read are distilled into it.
+    with_reward: whether the advantages count. If not, only rows with such comments are returned.
     """
+    # 1. The rows of each episode
     samples: list[Sample] = []
     for number, trajectory in enumerate(trajectories):
         if trajectory.status is Status.ABORTED:
             continue
-        row: RowBuilder | None = None
-        for step, turn in enumerate(trajectory.turns):
-            value = None if values is None else values[number][step]
-            # 1. A thought before an action is a row of its own
-            if (thought := turn.decision.thought) is not None:
-                if row is not None:
-                    samples.append(row.sample(trajectory.group, replayed))
-                    row = None
-                thought_row = RowBuilder(())
-                thought_row.write(thought, advantages[number][step], returns[number][step], value)
-                samples.append(thought_row.sample(trajectory.group, replayed))
-            # 2. A choice starts a row, and so does a text whose prompt was rebuilt
-            if row is None or turn.observation.choices or not row.is_extended_by(turn):
-                if row is not None:
-                    samples.append(row.sample(trajectory.group, replayed))
-                choices = turn.observation.choices
-                row = RowBuilder(labels_of[choices] if choices else ())
-            # 3. The new part of the prompt, and what was sampled
-            row.write(turn.decision, advantages[number][step], returns[number][step], value)
-        if row is not None:
-            samples.append(row.sample(trajectory.group, replayed))
-    # Without distillation comments teach nothing; without reward only they do
-    if not taught:
-        samples = [
-            replace(sample, commented=()) if sample.commented else sample for sample in samples
-        ]
-    if rewarded:
+        episode_values = None if values is None else values[number]
+        samples += _episode_rows(
+            trajectory, advantages[number], returns[number], episode_values, labels_of, replayed
+        )
+
+    # 2. Without distillation, comments teach nothing
+    if not with_distillation:
+        samples = [replace(sample, commented=()) for sample in samples]
+
+    # 3. Without reward, only comments do
+    if with_reward:
         return samples
     return [replace(sample, only_distilled=True) for sample in samples if sample.commented]
 
 
+def _episode_rows(
+    trajectory: Trajectory,
+    advantages: Sequence[float],
+    returns: Sequence[float],
+    values: Sequence[float] | None,
+    labels_of: LabelsOf,
+    replayed: bool,
+) -> list[Sample]:
+    """The rows of one episode. advantages, returns, values: of each of its decisions."""
+    builders: list[RowBuilder] = []
+    current: RowBuilder | None = None
+    for step, turn in enumerate(trajectory.turns):
+        value = None if values is None else values[step]
+        numbers = (advantages[step], returns[step], value)
+
+        # 1. A thought before an action is a row of its own
+        thought = turn.decision.thought
+        if thought is not None:
+            thought_row = RowBuilder(())
+            thought_row.write(thought, *numbers)
+            builders.append(thought_row)
+            current = None
+
+        # 2. A choice starts a row, and so does a text whose prompt was rebuilt
+        choices = turn.observation.choices
+        if current is None or choices or not current.is_extended_by(turn):
+            current = RowBuilder(labels_of[choices] if choices else ())
+            builders.append(current)
+
+        # 3. The new part of the prompt, and what was sampled
+        current.write(turn.decision, *numbers)
+    return [builder.sample(trajectory.group, replayed) for builder in builders]
+
+
 def commented_row(sample: Sample, decision: int) -> Sample:
-    """The tokens that the policy wrote in a decision of `sample`, after its prompt with a comment."""
+    """The tokens that the policy wrote in a decision of `sample`, after its prompt with a comment.
+
+    decision: its index within the row.
+    """
+    # 1. What the policy wrote. Of a label, the first token stands for all
     prompt = sample.commented[decision]
     if sample.choices:
-        answer, trained = sample.tokens[sample.start :], 1
+        answer = sample.tokens[sample.start :]
+        trained_count = 1
     else:
-        answer = tuple(
-            token
-            for token, number in zip(sample.tokens, sample.decisions, strict=True)
-            if number == decision
-        )
-        trained = len(answer)
-    mask = (0,) * len(prompt) + (1,) * trained + (0,) * (len(answer) - trained)
+        pairs = zip(sample.tokens, sample.decisions, strict=True)
+        answer = tuple(token for token, number in pairs if number == decision)
+        trained_count = len(answer)
+
+    # 2. The row, of which this is decision 0. The loss of distillation needs no other numbers
+    mask = (0,) * len(prompt) + (1,) * trained_count + (0,) * (len(answer) - trained_count)
     zeros = (0.0,) * len(mask)
-    numbers = tuple(flag - 1 for flag in mask)
     return Sample(
-        (*prompt, *answer), mask, numbers, zeros, zeros, zeros, (), sample.choices, sample.group_id
+        tokens=(*prompt, *answer),
+        loss_mask=mask,
+        decisions=tuple(flag - 1 for flag in mask),
+        logprobs=zeros,
+        advantages=zeros,
+        returns=zeros,
+        values=(),
+        choices=sample.choices,
+        group_id=sample.group_id,
     )
 
 
 class RowBuilder:
-    """A row under construction."""
+    """A row under construction. choices: the labels, if the row ends with one of them."""
 
     def __init__(self, choices: tuple[tuple[int, ...], ...]) -> None:
         self.choices = choices
         self.tokens: list[int] = []
         self.mask: list[int] = []
         self.decisions: list[int] = []
+        self.logprobs: list[float] = []
+        self.advantages: list[float] = []
+        self.returns: list[float] = []
+        self.values: list[float] = []
+        self.has_values = True
+        """Whether all decisions so far have a value."""
         self.commented: list[tuple[int, ...]] = []
-        # Log-probabilities, advantages, returns, values
-        self.columns: tuple[list[float], ...] = ([], [], [], [])
-        self.valued = True
+        """The prompt with a comment of each decision, or ()."""
 
     def is_extended_by(self, turn: Turn) -> bool:
-        """Whether `turn`'s prompt starts with the row's tokens so far."""
-        return (
-            not self.choices and list(turn.decision.prompt_ids[: len(self.tokens)]) == self.tokens
-        )
+        """Whether `turn`'s prompt starts with the row's tokens so far. A row with choices ends with
+        one.
+        """
+        if self.choices:
+            return False
+        beginning = turn.decision.prompt_ids[: len(self.tokens)]
+        return list(beginning) == self.tokens
 
     def write(
         self,
         decision: Decision | Comment,
         advantage: float,
-        target: float,
+        return_to_go: float,
         value: float | None,
     ) -> None:
         """Append the new part of the prompt, masked, and the tokens of `decision`."""
-        # 1. Lengths: of the new part of the prompt, of what is trained, and of the rest of a label,
-        #    whose first token stands for all
-        new = decision.prompt_ids[len(self.tokens) :]
-        count = len(decision.logprobs)
-        rest = len(decision.token_ids) - count
+        # 1. The new part of the prompt, the trained tokens, and the rest of a label, whose first
+        #    token stands for all
+        context = decision.prompt_ids[len(self.tokens) :]
+        trained_count = len(decision.logprobs)
+        rest_count = len(decision.token_ids) - trained_count
+
         # 2. Tokens, mask and decisions
-        self.valued = self.valued and value is not None
-        self.tokens += [*new, *decision.token_ids]
-        self.mask += [0] * len(new) + [1] * count + [0] * rest
-        self.decisions += [-1] * len(new) + [len(self.commented)] * count + [-1] * rest
+        number = len(self.commented)
+        self.tokens += [*context, *decision.token_ids]
+        self.mask += [0] * len(context) + [1] * trained_count + [0] * rest_count
+        self.decisions += [-1] * len(context) + [number] * trained_count + [-1] * rest_count
         self.commented.append(decision.hint_prompt_ids if isinstance(decision, Decision) else ())
-        # 3. Numbers of the trained tokens
-        numbers = (
-            decision.logprobs,
-            [advantage] * count,
-            [target] * count,
-            [value or 0.0] * count,
-        )
-        for column, part in zip(self.columns, numbers, strict=True):
-            column += [0.0] * len(new) + list(part) + [0.0] * rest
+
+        # 3. Numbers of the trained tokens, and 0 elsewhere
+        before = [0.0] * len(context)
+        after = [0.0] * rest_count
+        self.logprobs += [*before, *decision.logprobs, *after]
+        self.advantages += before + [advantage] * trained_count + after
+        self.returns += before + [return_to_go] * trained_count + after
+        self.values += before + [value or 0.0] * trained_count + after
+        self.has_values = self.has_values and value is not None
 
     def sample(self, group: str, replayed: bool) -> Sample:
         """The finished row."""
-        logprobs, advantages, returns, values = map(tuple, self.columns)
+        has_comments = any(self.commented) and not replayed
         return Sample(
             tokens=tuple(self.tokens),
             loss_mask=tuple(self.mask),
             decisions=tuple(self.decisions),
-            logprobs=logprobs,
-            advantages=advantages,
-            returns=returns,
-            values=values if self.valued else (),
+            logprobs=tuple(self.logprobs),
+            advantages=tuple(self.advantages),
+            returns=tuple(self.returns),
+            values=tuple(self.values) if self.has_values else (),
             choices=self.choices,
             group_id=group,
             replayed=replayed,
-            commented=tuple(self.commented) if any(self.commented) and not replayed else (),
+            commented=tuple(self.commented) if has_comments else (),
         )

@@ -506,9 +506,9 @@ class Trainer:
         samples: list[Sample] = []
         for number, trajectory in enumerate(trajectories):
             is_hard = distill.comments_on == "all" or trajectory.group not in solved
-            taught = bool(distill.weight) and is_hard
-            rewarded = trajectory.group not in (estimates.dropped or ())
-            if taught or rewarded:
+            with_distillation = bool(distill.weight) and is_hard
+            with_reward = trajectory.group not in (estimates.dropped or ())
+            if with_distillation or with_reward:
                 samples += batch.rows(
                     [trajectory],
                     [estimates.advantages[number]],
@@ -516,8 +516,8 @@ class Trainer:
                     labels_of,
                     [values[number]] if values is not None else None,
                     replayed=number >= len(fresh),
-                    taught=taught,
-                    rewarded=rewarded,
+                    with_distillation=with_distillation,
+                    with_reward=with_reward,
                 )
         return samples, estimates
 

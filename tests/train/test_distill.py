@@ -34,7 +34,7 @@ def played_with_hints(policy: LoadedModel, count: int = 4, **settings: float) ->
 def choice_rows(policy: LoadedModel, played: list[Trajectory]) -> list[Sample]:
     numbers = [[0.0] * len(trajectory.turns) for trajectory in played]
     labels = {Taxi.choices: label_ids(policy.tokenizer, 6)}
-    return batch.rows(played, numbers, numbers, labels, taught=True, rewarded=False)
+    return batch.rows(played, numbers, numbers, labels, with_distillation=True, with_reward=False)
 
 
 def text_rows() -> list[Sample]:
@@ -141,7 +141,7 @@ def test_rows_with_rewards_keep_their_loss_where_others_are_distilled(policy: Lo
     numbers = [[1.0] * len(trajectory.turns) for trajectory in played]
     labels = {Taxi.choices: label_ids(policy.tokenizer, 6)}
     rewarded = batch.rows(played[:2], numbers[:2], numbers[:2], labels)
-    extra = batch.rows(played[2:], numbers[2:], numbers[2:], labels, taught=True, rewarded=False)
+    extra = batch.rows(played[2:], numbers[2:], numbers[2:], labels, with_distillation=True, with_reward=False)
     settings = Settings(learning_rate=0.0, max_grad_norm=1e9)
     alone = LocalLearner(policy, settings).update(rewarded, random.Random(0)).figures
     both = LocalLearner(policy, settings).update([*rewarded, *extra], random.Random(0)).figures
