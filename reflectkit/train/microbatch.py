@@ -11,63 +11,76 @@ from typing import Any
 import torch
 
 from reflectkit.models.labels import Path, trie
-from reflectkit.models.rows import plan_tree, shared_length
+from reflectkit.models.rows import Chunk, plan_tree, shared_length
 from reflectkit.models.scoring import choice_logprobs, entropy, token_logprobs
 from reflectkit.types import Sample
 
-READ, WORTH = 0.6, 25e6
-"""Limits of `saves`. Of a row, a tree costs a model of 1 M parameters in four layers as much as 33
-tokens: it gathers keys and values, layer by layer, and its passes are smaller. At least three times
-as much must be saved.
+MOST_READ = 0.6
+"""The greatest share of its tokens that a small model may still read, for trees to be faster."""
+LEAST_SAVING = 25e6
+"""Tokens times parameters of a layer, per unit: what trees must save a small model.
+
+A row of a tree costs a model of 1 M parameters in four layers as much as 33 tokens: it gathers keys
+and values, layer by layer, and its passes are smaller. At least three times as much must be saved.
 """
-FEW = 16  # units of a micro-batch; of more, a tree is not built to know its size
-LARGE, PASS = 1e6, 60
-"""A model with LARGE parameters a layer spends its time on a CPU on tokens and passes. With
-SmolLM2-135M and LoRA, a pass of a tree costs as much as 20 to 60 tokens.
+LARGE_LAYER = 1e6
+"""Parameters of a layer, from which a model spends its time on a CPU on tokens and passes."""
+PASS_TOKENS = 60
+"""Tokens that cost a large model as much as a pass of a tree. With SmolLM2-135M and LoRA, they are
+20 to 60.
 """
+FEW_UNITS = 16
+"""Up to this many units of a micro-batch, a tree is built to know its size."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One input sequence: the tokens of a text row, or a prompt that several choices share. rows:
-    indices of its samples. branched: whether the prompt and the chains of its labels' trie are one
-    row (`models.scoring`). separately: whether the labels are read alone.
-    """
+    """One input sequence: a row of text, or a prompt that several choices share."""
 
     tokens: tuple[int, ...]
+    """The tokens of the text, or of the prompt."""
     choices: tuple[Path, ...]
+    """The tokens of each legal label (K) after the prompt; empty for a text."""
     rows: tuple[int, ...]
+    """Indices of its samples."""
     branched: bool = False
+    """Whether the prompt and the chains of its labels' trie are one row (`models.scoring`)."""
     separately: bool = False
+    """Whether each label is read alone."""
 
     @cached_property
     def size(self) -> int:
-        """How many tokens are read for it at most: unless it is branched, the prompt once for each
-        chain.
-        """
+        """The greatest number of tokens that are read for it."""
+        prompt_size = len(self.tokens)
         if not self.choices:
-            return len(self.tokens)
+            return prompt_size
         if self.separately:
-            return len(self.tokens) + sum(map(len, self.choices))
+            return prompt_size + sum(map(len, self.choices))
         labels = trie(self.choices)
         if self.branched:
-            return len(self.tokens) + sum(map(len, labels.chains))
-        return (len(self.tokens) + labels.depth) * max(1, len(labels.chains))
+            return prompt_size + sum(map(len, labels.chains))
+        # The prompt is read once for each chain
+        return (prompt_size + labels.depth) * max(1, len(labels.chains))
 
 
 @dataclass(frozen=True)
 class Scored:
-    """N trained tokens or choices: row_N, the sample of each; place_N, its position there;
-    logprob_N and entropy_N, with gradients; hidden_ND, the hidden state that predicts it.
-    """
+    """The scores of N trained tokens or choices."""
 
     row_N: list[int]
+    """The index of the sample of each."""
     place_N: list[int]
+    """Its position in the sample."""
     logprob_N: torch.Tensor
+    """Its log-probability, with gradients."""
     entropy_N: torch.Tensor
+    """The entropy of its distribution in nats, with gradients."""
     hidden_ND: torch.Tensor
+    """The hidden state that predicts it."""
     logprobs_NK: torch.Tensor
-    """Of all K legal labels, or of the whole vocabulary; (N, 0) if this was not asked for."""
+    """Log-probabilities of all K legal labels, or of the whole vocabulary; (N, 0) if this was not
+    asked for.
+    """
 
 
 def units(
@@ -76,17 +89,20 @@ def units(
     separately: bool = False,
 ) -> list[Unit]:
     """The units of `samples`, in order of first occurrence. branched, separately: see `Unit`."""
+    # 1. Choices after the same prompt among the same labels share a unit; a text has its own
     members: dict[tuple[Any, ...], list[int]] = {}
     for number, sample in enumerate(samples):
-        key = (
-            (sample.tokens[: sample.start], sample.choices)
-            if sample.choices
-            else (sample.tokens, (), number)
-        )
-        members.setdefault(key, []).append(number)
-    return [
-        Unit(key[0], key[1], tuple(rows), branched, separately) for key, rows in members.items()
-    ]
+        if sample.choices:
+            prompt = sample.tokens[: sample.start]
+            members.setdefault((prompt, sample.choices), []).append(number)
+        else:
+            members[sample.tokens, (), number] = [number]
+
+    # 2. The units
+    result = []
+    for (tokens, choices, *_), rows in members.items():
+        result.append(Unit(tokens, choices, tuple(rows), branched, separately))
+    return result
 
 
 def minibatches(parts: Sequence[Unit], count: int) -> list[list[Unit]]:
@@ -97,53 +113,72 @@ def minibatches(parts: Sequence[Unit], count: int) -> list[list[Unit]]:
     total = sum(len(unit.rows) for unit in parts)
     ends = [(index + 1) * total // count for index in range(count)]
     result: list[list[Unit]] = [[] for _ in range(count)]
-    position, index = 0, 0
+    position = 0
+    index = 0
     for unit in parts:
-        # A unit whose rows do not fit into the present minibatch goes on in the next
+        # Rows that do not fit into this minibatch are for the next
         rows = unit.rows
         while rows:
             while position == ends[index]:
                 index += 1
             here = rows[: ends[index] - position]
             result[index].append(replace(unit, rows=here))
-            position, rows = position + len(here), rows[len(here) :]
+            position += len(here)
+            rows = rows[len(here) :]
     return result
 
 
 def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
-    """`parts` in micro-batches of similar lengths and at most `max_tokens` tokens, padding
-    included; a longer unit gets a micro-batch of its own.
+    """`parts` in micro-batches of similar lengths and at most `max_tokens` tokens, with padding.
+
+    A longer unit gets a micro-batch of its own.
     """
     if parts and parts[0].separately:
         return _packed_by_prompt(parts, max_tokens)
     batches: list[list[Unit]] = []
+    last: list[Unit] = []
     for unit in sorted(parts, key=lambda unit: -unit.size):
-        last = batches[-1] if batches else []
-        alike = last and bool(last[0].choices) == bool(unit.choices)
-        if alike and last[0].size * (len(last) + 1) <= max_tokens:
+        # The first unit is the longest; the others are padded to its size
+        if _is_same_kind(last, unit) and last[0].size * (len(last) + 1) <= max_tokens:
             last.append(unit)
         else:
-            batches.append([unit])
+            last = [unit]
+            batches.append(last)
     return batches
 
 
+def _is_same_kind(micro: Sequence[Unit], unit: Unit) -> bool:
+    """Whether `unit` is a choice, as those of `micro` are, or a text, as they are. False if `micro`
+    is empty.
+    """
+    return bool(micro) and bool(micro[0].choices) == bool(unit.choices)
+
+
 def _packed_by_prompt(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
-    """`parts` whose labels are read alone, in micro-batches of at most `max_tokens` tokens. Units
-    with the same prompt are neighbours, and a label that several of them have is counted and read
-    once.
+    """`parts` whose labels are read alone, in micro-batches of at most `max_tokens` tokens.
+
+    Units with the same prompt are neighbours, and a label that several of them have is counted and
+    read once.
     """
     batches: list[list[Unit]] = []
-    size, read = 0, set[tuple[tuple[int, ...], Path]]()
+    size = 0
+    read: set[tuple[tuple[int, ...], Path]] = set()  # prompts and labels of the last micro-batch
     for unit in sorted(parts, key=lambda unit: unit.tokens):
-        new = {(unit.tokens, path) for path in unit.choices} - read
-        new_tokens = sum(len(path) for _, path in new) + len(unit.tokens)
-        if not batches or size + new_tokens > max_tokens:
+        # 1. What this unit adds to the last micro-batch: its prompt, and labels that are not there
+        labels = {(unit.tokens, path) for path in unit.choices}
+        new_labels = labels - read
+        new_size = len(unit.tokens) + sum(len(path) for _, path in new_labels)
+
+        # 2. If that does not fit, it starts the next one
+        if not batches or size + new_size > max_tokens:
             batches.append([])
-            new, size, new_tokens = {(unit.tokens, path) for path in unit.choices}, 0, unit.size
+            size = 0
             read = set()
+            new_labels = labels
+            new_size = unit.size
         batches[-1].append(unit)
-        size += new_tokens
-        read |= new
+        size += new_size
+        read |= new_labels
     return batches
 
 
@@ -154,34 +189,39 @@ def saves(
 ) -> bool:
     """Whether reading `parts` as trees is faster, in micro-batches of `max_tokens`: never on a GPU.
 
-    A large model must save more than PASS tokens, padding included, for each pass that trees add. A
-    small one must read at most READ of the tokens, and save WORTH tokens times parameters of a
-    layer for each unit.
+    A large model must save more than PASS_TOKENS tokens, padding included, for each pass that trees
+    add. A small one must read at most MOST_READ of the tokens, and save LEAST_SAVING for each unit.
     """
     # 1. The size of a layer, which says what a token costs against a pass
     weights = list(model.parameters())
     if weights[0].device.type != "cpu":
         return False
-    micros = packed_as_trees(parts, max_tokens)
-    layer = (
-        sum(weight.numel() for weight in weights) / model.config.get_text_config().num_hidden_layers
-    )
+    layer_count = model.config.get_text_config().num_hidden_layers
+    layer_size = sum(weight.numel() for weight in weights) / layer_count
+    trees = packed_as_trees(parts, max_tokens)
+
     # 2. A large model: tokens that trees save, padding included, against passes that they add
-    if layer >= LARGE:
-        plain = packed(parts, max_tokens)
-        more_passes = -len(plain)
-        saved = sum(len(micro) * max(len(unit.tokens) for unit in micro) for micro in plain)
-        for micro in micros:
+    if layer_size >= LARGE_LAYER:
+        saved_tokens = 0
+        more_passes = 0
+        for micro in packed(parts, max_tokens):
+            saved_tokens += len(micro) * max(len(unit.tokens) for unit in micro)
+            more_passes -= 1
+        for micro in trees:
             rows = [unit.tokens for unit in micro]
             for chunks in itertools.chain(*plan_tree(rows).levels):
+                saved_tokens -= len(chunks) * _width(rows, chunks)
                 more_passes += 1
-                saved -= len(chunks) * max(len(rows[chunk.row]) - chunk.start for chunk in chunks)
-        return saved > PASS * more_passes
+        return saved_tokens > PASS_TOKENS * more_passes
+
     # 3. A small model: tokens that neighbours share
-    pairs = (pair for micro in micros for pair in itertools.pairwise(micro))
-    total = sum(len(unit.tokens) for unit in parts)
-    saved = sum(shared_length(one.tokens, other.tokens) for one, other in pairs)
-    return total - saved <= READ * total and saved * layer >= WORTH * len(parts)
+    tokens = sum(len(unit.tokens) for unit in parts)
+    saved_tokens = 0
+    for micro in trees:
+        for unit, following in itertools.pairwise(micro):
+            saved_tokens += shared_length(unit.tokens, following.tokens)
+    reads_little = tokens - saved_tokens <= MOST_READ * tokens
+    return reads_little and saved_tokens * layer_size >= LEAST_SAVING * len(parts)
 
 
 def packed_as_trees(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
@@ -192,33 +232,46 @@ def packed_as_trees(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
     tokens are counted twice. A larger unit gets a micro-batch of its own.
     """
     batches: list[list[Unit]] = []
-    read = widest = 0
+    last: list[Unit] = []
+    read = 0  # tokens of the last micro-batch
+    widest = 0  # tokens of its largest unit
     for unit in sorted(parts, key=lambda unit: (bool(unit.choices), unit.tokens)):
-        # 1. The tokens that this unit adds to the last micro-batch
-        last = batches[-1] if batches else []
-        alike = last and bool(last[0].choices) == bool(unit.choices)
-        new = unit.size - (shared_length(last[-1].tokens, unit.tokens) if alike else 0)
-        widest = max(widest, unit.size)
-        # 2. Whether they fit by a simple bound; if units are long, by the tree's true size
-        fits = alike and 2 * (read + new) + (len(last) + 1) * widest // 8 <= max_tokens
-        if alike and not fits and not unit.choices and FEW * unit.size >= max_tokens:
-            fits = _tree_size([*(other.tokens for other in last), unit.tokens]) <= max_tokens
+        fits = False
+        if _is_same_kind(last, unit):
+            # 1. The tokens that this unit adds to the last micro-batch
+            new = unit.size - shared_length(last[-1].tokens, unit.tokens)
+            widest = max(widest, unit.size)
+
+            # 2. Whether they fit by a simple bound; if texts are long, by the tree's true size
+            fits = 2 * (read + new) + (len(last) + 1) * widest // 8 <= max_tokens
+            is_long_text = not unit.choices and FEW_UNITS * unit.size >= max_tokens
+            if not fits and is_long_text:
+                rows = [other.tokens for other in last]
+                fits = _tree_size([*rows, unit.tokens]) <= max_tokens
+
+        # 3. Otherwise it starts the next micro-batch
         if fits:
             last.append(unit)
             read += new
         else:
-            batches.append([unit])
-            read, widest = unit.size, unit.size
+            last = [unit]
+            batches.append(last)
+            read = widest = unit.size
     return batches
 
 
 def _tree_size(rows: Sequence[Sequence[int]]) -> int:
-    """What `packed_as_trees` counts of `rows`."""
+    """What `packed_as_trees` counts of `rows`: tokens, and an eighth of the keys and values."""
     size = 0
     for chunks in itertools.chain(*plan_tree(rows).levels):
-        width = max(len(rows[chunk.row]) - chunk.start for chunk in chunks)
-        size += len(chunks) * (width + max(chunk.start for chunk in chunks) // 8)
+        longest_start = max(chunk.start for chunk in chunks)
+        size += len(chunks) * (_width(rows, chunks) + longest_start // 8)
     return size
+
+
+def _width(rows: Sequence[Sequence[int]], chunks: Sequence[Chunk]) -> int:
+    """Tokens of the longest of the chunks that one pass reads of `rows`."""
+    return max(len(rows[chunk.row]) - chunk.start for chunk in chunks)
 
 
 def score(
@@ -232,38 +285,45 @@ def score(
     whole: bool = False,
     entropy_learns: bool = True,
 ) -> Scored:
-    """Score the trained tokens of a micro-batch of only choices or only text. model: a model or its
-    Scorer. share: what its units begin with is read once, if the model allows. whole,
-    entropy_learns: see `token_logprobs`.
+    """The scores of the trained tokens of a micro-batch, which has only choices or only texts.
+
+    model: a model or its Scorer. share: whether what its units begin with is read once, if the
+    model allows. whole, entropy_learns: see `token_logprobs`.
     """
-    # 1. Texts: the tokens that each row's mask marks
+    # 1. Choices: one pass for each prompt, whatever was chosen there
     prompts = [unit.tokens for unit in micro]
-    if not micro[0].choices:
-        masks = [samples[unit.rows[0]].loss_mask for unit in micro]
-        scores = token_logprobs(
-            model, prompts, masks, pad_id=pad_id, temperature=temperature, share=share, whole=whole,
-            entropy_learns=entropy_learns,
-        )  # fmt: skip
-        trained_places = [
-            (unit.rows[0], place)
-            for unit, mask in zip(micro, masks, strict=True)
-            for place, trained in enumerate(mask)
-            if trained
-        ]
-        rows, places = map(list, zip(*trained_places, strict=True))
-        return Scored(rows, places, *scores)
-    # 2. Choices: one pass for each prompt, whatever was chosen there
-    choices = [unit.choices for unit in micro]
-    logprobs_UK, hidden_UD = choice_logprobs(
+    if micro[0].choices:
+        logprobs_UK, hidden_UD = choice_logprobs(
+            model,
+            prompts,
+            [unit.choices for unit in micro],
+            pad_id=pad_id,
+            temperature=temperature,
+            share=share,
+            separately=micro[0].separately,
+        )
+        return scored_choices(samples, micro, logprobs_UK, hidden_UD)
+
+    # 2. Texts: the tokens that each row's mask marks
+    masks = [samples[unit.rows[0]].loss_mask for unit in micro]
+    scores = token_logprobs(
         model,
         prompts,
-        choices,
+        masks,
         pad_id=pad_id,
         temperature=temperature,
         share=share,
-        separately=micro[0].separately,
+        whole=whole,
+        entropy_learns=entropy_learns,
     )
-    return scored_choices(samples, micro, logprobs_UK, hidden_UD)
+    row_N = []
+    place_N = []
+    for unit, mask in zip(micro, masks, strict=True):
+        for place, is_trained in enumerate(mask):
+            if is_trained:
+                row_N.append(unit.rows[0])
+                place_N.append(place)
+    return Scored(row_N, place_N, *scores)
 
 
 def scored_choices(
@@ -272,21 +332,27 @@ def scored_choices(
     logprobs_UK: torch.Tensor,
     hidden_UD: torch.Tensor,
 ) -> Scored:
-    """The scores of what was chosen in the rows of `micro`, U units, from those of all their
-    labels.
+    """The scores of what was chosen in the N rows of `micro`.
+
+    logprobs_UK: of all labels of its U units. hidden_UD: the last hidden state of each prompt.
     """
-    # Several rows may share a unit: each has its own action, and the unit's distribution
-    rows = [row for unit in micro for row in unit.rows]
-    places = [samples[row].start for row in rows]
-    actions = [
-        samples[row].choices.index(samples[row].tokens[place:])
-        for row, place in zip(rows, places, strict=True)
-    ]
-    unit_N = torch.tensor(
-        [index for index, unit in enumerate(micro) for _ in unit.rows], device=logprobs_UK.device
-    )
-    action_N = torch.tensor(actions, device=unit_N.device)
-    # Before the entropy: the order in which gradients are summed
+    # 1. The unit and the action of each row; a unit may have several rows
+    row_N = []
+    place_N = []
+    units_of_rows = []
+    actions = []
+    for number, unit in enumerate(micro):
+        for row in unit.rows:
+            sample = samples[row]
+            start = sample.start
+            row_N.append(row)
+            place_N.append(start)
+            units_of_rows.append(number)
+            actions.append(sample.choices.index(sample.tokens[start:]))
+    unit_N = torch.tensor(units_of_rows, device=logprobs_UK.device)
+    action_N = torch.tensor(actions, device=logprobs_UK.device)
+
+    # 2. Log-probabilities before entropies: gradients are summed in this order
     logprob_N = logprobs_UK[unit_N, action_N]
     entropy_N = entropy(logprobs_UK)[unit_N]
-    return Scored(rows, places, logprob_N, entropy_N, hidden_UD[unit_N], logprobs_UK[unit_N])
+    return Scored(row_N, place_N, logprob_N, entropy_N, hidden_UD[unit_N], logprobs_UK[unit_N])
