@@ -10,14 +10,15 @@ and deviations do not depend on the number of processes.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from reflectkit.types import Trajectory
 
-SPREAD = 1e-8  # values that lie this close together count as equal
+SPREAD = 1e-8
+"""Values that lie this close together count as equal."""
 
 
 def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
@@ -27,10 +28,10 @@ def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
     [3.0, 4.0, 4.0]
     """
     returns = [0.0] * len(rewards)
-    following = 0.0
-    for index in range(len(rewards) - 1, -1, -1):
-        following = rewards[index] + gamma * following
-        returns[index] = following
+    next_return = 0.0
+    for index in reversed(range(len(rewards))):
+        returns[index] = rewards[index] + gamma * next_return
+        next_return = returns[index]
     return returns
 
 
@@ -50,23 +51,26 @@ def generalised_advantages(
     [1.5, 1.0]
     """
     advantages = [0.0] * len(rewards)
-    following = next_value = 0.0
-    for index in range(len(rewards) - 1, -1, -1):
+    next_advantage = 0.0
+    next_value = 0.0
+    for index in reversed(range(len(rewards))):
         delta = rewards[index] + gamma * next_value - values[index]
-        following = delta + gamma * lam * following
-        advantages[index], next_value = following, values[index]
+        advantages[index] = delta + gamma * lam * next_advantage
+        next_advantage = advantages[index]
+        next_value = values[index]
     return advantages
 
 
 def leave_one_out(
     returns: Sequence[Sequence[float]], groups: Sequence[Hashable]
 ) -> list[list[float]]:
-    """Each return-to-go minus the mean of the group's *other* episodes at the same step; episodes
-    that have ended count 0.
+    """Each return-to-go minus the mean of the group's *other* episodes at the same step.
 
-    At the first step that is RLOO (arXiv 2402.14740, eq. 6). An episode alone in its group, e.g.
-    because its siblings were aborted, has nothing to be compared with: its values are 0, see
-    `lone`.
+    Episodes that have ended count 0. At the first step that is RLOO (arXiv 2402.14740, eq. 6). An
+    episode alone in its group, e.g. because its siblings were aborted, has nothing to be compared
+    with: its values are 0, see `lone`.
+
+    returns, groups: of each episode.
 
     >>> leave_one_out([[1.0, 1.0], [2.0], [6.0, 5.0]], ["a", "a", "a"])
     [[-3.0, -1.5], [-1.5], [4.5, 4.5]]
@@ -74,19 +78,16 @@ def leave_one_out(
     members = _members(groups)
     result = []
     for row, group in zip(returns, groups, strict=True):
-        rows = [returns[index] for index in members[group]]
-        if len(rows) == 1:
+        group_rows = [returns[index] for index in members[group]]
+        other_count = len(group_rows) - 1
+        if other_count == 0:
             result.append([0.0] * len(row))
             continue
-        others = len(rows) - 1
-        # Sums over the whole group; an episode's part is subtracted below
-        sums = [
-            math.fsum(other[step] for other in rows if step < len(other))
-            for step in range(len(row))
-        ]
-        result.append(
-            [value - (total - value) / others for value, total in zip(row, sums, strict=True)]
-        )
+        advantages = []
+        for step, value in enumerate(row):
+            total = math.fsum(other[step] for other in group_rows if step < len(other))
+            advantages.append(value - (total - value) / other_count)
+        result.append(advantages)
     return result
 
 
@@ -96,7 +97,8 @@ def lone(groups: Sequence[Hashable]) -> frozenset[Hashable]:
     >>> lone(["a", "b", "a"])
     frozenset({'b'})
     """
-    return frozenset(group for group, indices in _members(groups).items() if len(indices) == 1)
+    sizes = Counter(groups)
+    return frozenset(group for group, size in sizes.items() if size == 1)
 
 
 def group_relative(
@@ -104,28 +106,34 @@ def group_relative(
     groups: Sequence[Hashable],
     scale: bool,
 ) -> tuple[list[float], frozenset[Hashable]]:
-    """Each score minus its group's mean, divided by the group's standard deviation with `scale`
-    (GRPO, arXiv 2402.03300, section 4.1).
+    """Each score minus its group's mean (GRPO, arXiv 2402.03300, section 4.1).
 
-    Without `scale` it is Dr. GRPO's (arXiv 2503.20783). Uses the sample standard deviation (n - 1).
+    scale: whether it is divided by the group's sample standard deviation (n - 1). Without that it
+    is Dr. GRPO's (arXiv 2503.20783).
+
     Returns the advantages, all 0 in a group without spread, and the set of those groups; groups of
     one are among them.
 
     >>> group_relative([1.0, 3.0, 5.0, 5.0], ["a", "a", "b", "b"], scale=False)
     ([-1.0, 1.0, 0.0, 0.0], frozenset({'b'}))
     """
-    result = [0.0] * len(scores)
-    flat = set()  # groups whose scores are all equal: nothing to learn
+    advantages = [0.0] * len(scores)
+    flat = set()
     for group, indices in _members(groups).items():
+        # 1. If all scores are equal, there is nothing to learn
         values = [scores[index] for index in indices]
         if max(values) - min(values) <= SPREAD:
             flat.add(group)
             continue
+
+        # 2. The group's mean and standard deviation
         mean = math.fsum(values) / len(values)
-        spread = math.sqrt(math.fsum((score - mean) ** 2 for score in values) / (len(values) - 1))
+        divisor = 1.0
+        if scale:
+            divisor = math.sqrt(_squares(values, mean) / (len(values) - 1))
         for index in indices:
-            result[index] = (scores[index] - mean) / (spread if scale else 1.0)
-    return result, frozenset(flat)
+            advantages[index] = (scores[index] - mean) / divisor
+    return advantages, frozenset(flat)
 
 
 def deviation(values: Sequence[float]) -> float:
@@ -133,10 +141,16 @@ def deviation(values: Sequence[float]) -> float:
     if not values or max(values) - min(values) <= SPREAD:
         return 1.0
     mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    return math.sqrt(_squares(values, mean) / len(values))
+
+
+def _squares(values: Sequence[float], mean: float) -> float:
+    """The sum of the squares of the distances from `mean`."""
+    return math.fsum((value - mean) ** 2 for value in values)
 
 
 def _members(groups: Sequence[Hashable]) -> dict[Hashable, list[int]]:
+    """The indices of each group's members."""
     members: dict[Hashable, list[int]] = defaultdict(list)
     for index, group in enumerate(groups):
         members[group].append(index)
@@ -171,10 +185,8 @@ class Rollouts:
     @cached_property
     def rewards(self) -> Numbers:
         """The reward of each decision."""
-        return [
-            [turn.reward for turn in trajectory.turns]
-            for trajectory in (*self.fresh, *self.replayed)
-        ]
+        trajectories = [*self.fresh, *self.replayed]
+        return [[turn.reward for turn in trajectory.turns] for trajectory in trajectories]
 
     @cached_property
     def returns(self) -> Numbers:
@@ -186,15 +198,20 @@ class Rollouts:
         """The group of each fresh episode. Episodes of one group started from the same state."""
         return [trajectory.group for trajectory in self.fresh]
 
-    def scaled(self, advantages: Numbers, excluded: Collection[Hashable] = ()) -> Numbers:
+    def scaled(self, advantages: Numbers, groups_to_skip: Collection[Hashable] = ()) -> Numbers:
         """`advantages` divided by the standard deviation over the fresh episodes that are trained
         on; unchanged without `normalize`.
+
+        groups_to_skip: those that are not trained on.
         """
         if not self.normalize:
             return advantages
-        rows = zip(self.groups, advantages, strict=False)  # the fresh ones are the first
-        spread = deviation([value for group, row in rows if group not in excluded for value in row])
-        return [[value / spread for value in row] for row in advantages]
+        values = []
+        for group, row in zip(self.groups, advantages, strict=False):  # the fresh ones are first
+            if group not in groups_to_skip:
+                values += row
+        divisor = deviation(values)
+        return [[value / divisor for value in row] for row in advantages]
 
 
 @dataclass(frozen=True)
@@ -204,42 +221,49 @@ class Estimates:
     advantages: Numbers
     returns: Numbers
     """The critic's targets; recorded but unused without a critic."""
-    dropped: frozenset[Hashable] | None = None
+    groups_to_skip: frozenset[Hashable] | None = None
     """Groups that are not trained on, since their episodes are all alike or only one is left; None
     if the algorithm never drops any.
     """
 
 
 def with_baseline(rollouts: Rollouts, baseline: str) -> Estimates:
-    """Returns minus a baseline. With leave-one-out, the only episode left of a group is dropped."""
+    """Returns minus a baseline.
+
+    baseline: "leave-one-out", by which the only episode left of a group is not trained on; "batch",
+    the mean of all fresh returns; or "none".
+    """
+    # 1. The mean of the other episodes of the group
+    returns = rollouts.returns
     if baseline == "leave-one-out":
-        left_out = lone(rollouts.groups)
-        return Estimates(
-            rollouts.scaled(leave_one_out(rollouts.returns, rollouts.groups), left_out),
-            rollouts.returns,
-            left_out,
-        )
-    fresh = [value for row in rollouts.returns[: len(rollouts.fresh)] for value in row]
-    mean = math.fsum(fresh) / max(1, len(fresh)) if baseline == "batch" else 0.0
-    return Estimates(
-        rollouts.scaled([[value - mean for value in row] for row in rollouts.returns]),
-        rollouts.returns,
-    )
+        single = lone(rollouts.groups)
+        advantages = leave_one_out(returns, rollouts.groups)
+        return Estimates(rollouts.scaled(advantages, single), returns, single)
+
+    # 2. One number for all
+    mean = 0.0
+    if baseline == "batch":
+        fresh_rows = returns[: len(rollouts.fresh)]
+        values = [value for row in fresh_rows for value in row]
+        mean = math.fsum(values) / max(1, len(values))
+    advantages = [[value - mean for value in row] for row in returns]
+    return Estimates(rollouts.scaled(advantages), returns)
 
 
 def with_critic(rollouts: Rollouts, lam: float) -> Estimates:
     """Generalised advantages. The critic's targets are the unscaled advantages plus its values."""
-    # 1. Advantages, episode by episode
-    pairs = list(zip(rollouts.rewards, rollouts.values, strict=True))
-    advantages = [
-        generalised_advantages(rewards, values, rollouts.gamma, lam) for rewards, values in pairs
-    ]
-    # 2. What the critic is to predict
-    targets = [
-        [advantage + value for advantage, value in zip(row, values, strict=True)]
-        for row, (_, values) in zip(advantages, pairs, strict=True)
-    ]
+    advantages = []
+    targets = []
+    for rewards, values in zip(rollouts.rewards, rollouts.values, strict=True):
+        row = generalised_advantages(rewards, values, rollouts.gamma, lam)
+        advantages.append(row)
+        targets.append(_sums(row, values))
     return Estimates(rollouts.scaled(advantages), targets)
+
+
+def _sums(row: Sequence[float], other: Sequence[float], weight: float = 1.0) -> list[float]:
+    """`row` plus `weight` times `other`, step by step."""
+    return [value + weight * more for value, more in zip(row, other, strict=True)]
 
 
 def within_groups(
@@ -247,53 +271,51 @@ def within_groups(
     compared: str,
     state_weight: float,
 ) -> Estimates:
-    """Group-relative advantages, for rollouts without replayed episodes. The only episode left of a
-    group is dropped, also where its steps differ.
+    """Group-relative advantages, for rollouts without replayed episodes.
+
+    The only episode left of a group is not trained on, also where its steps differ.
 
     compared: the episodes' returns ("episode"), the steps' returns-to-go ("step") or the steps' own
     rewards ("own", Mem-α). state_weight: weight of a second comparison, among the group's steps
     from the same state; 0: none.
     """
-    returns, groups = rollouts.returns, rollouts.groups
-    # 1. What is compared within a group: returns of episodes, or numbers of steps. `flat` has the
-    #    groups in which these are all alike, so that nothing is learned from them
+    returns = rollouts.returns
+    groups = rollouts.groups
+
+    # 1. The comparison within a group, of episodes or of steps. In `flat` groups these are all
+    #    alike, so nothing is learned from them
     if compared == "episode":
-        first = [row[0] if row else 0.0 for row in returns]
-        relative, flat = group_relative(first, groups, rollouts.normalize)
+        episode_returns = [row[0] if row else 0.0 for row in returns]
+        relative, flat = group_relative(episode_returns, groups, rollouts.normalize)
         advantages = [[value] * len(row) for value, row in zip(relative, returns, strict=True)]
     else:
         scores = returns
         if compared == "own":
             scores = [_own_rewards(trajectory) for trajectory in rollouts.fresh]
-        owners: list[Hashable] = [
-            group for group, row in zip(groups, returns, strict=True) for _ in row
-        ]
-        advantages, flat = _steps_relative(scores, owners, rollouts.normalize)
+        step_groups: list[Hashable] = []
+        for group, row in zip(groups, returns, strict=True):
+            step_groups += [group] * len(row)
+        advantages, flat = _steps_relative(scores, step_groups, rollouts.normalize)
 
-    # 2. A second comparison, of the steps of a group from one state (GiGPO, arXiv 2505.10978, eq. 8)
+    # 2. A second one, of the steps of a group from one state (GiGPO, arXiv 2505.10978, eq. 8)
     if state_weight > 0:
         states: list[Hashable] = []
         for group, trajectory in zip(groups, rollouts.fresh, strict=True):
             for turn in trajectory.turns:
                 choices = tuple(sorted(turn.observation.choices))  # their order may be shuffled
                 states.append((group, turn.observation.text, choices))
-        locally, _ = _steps_relative(returns, states, rollouts.normalize)
-        advantages = [
-            [
-                advantage + state_weight * local
-                for advantage, local in zip(row, local_row, strict=True)
-            ]
-            for row, local_row in zip(advantages, locally, strict=True)
-        ]
+        by_state, _ = _steps_relative(returns, states, rollouts.normalize)
+        pairs = list(zip(advantages, by_state, strict=True))
+        advantages = [_sums(row, state_row, state_weight) for row, state_row in pairs]
+
         # A group of which this comparison teaches something is not flat
         flat -= {group for group, row in zip(groups, advantages, strict=True) if any(row)}
 
     # 3. An episode that is left alone in its group has nothing to be compared with
     single = lone(groups)
-    advantages = [
-        [0.0] * len(row) if group in single else row
-        for group, row in zip(groups, advantages, strict=True)
-    ]
+    for number, group in enumerate(groups):
+        if group in single:
+            advantages[number] = [0.0] * len(advantages[number])
     return Estimates(advantages, returns, flat | single)
 
 
@@ -302,22 +324,25 @@ def _steps_relative(
     groups: Sequence[Hashable],
     scale: bool,
 ) -> tuple[Numbers, frozenset[Hashable]]:
-    """Each step's score relative to those of all steps in its group, given each step's group; and
-    groups without spread.
+    """Each step's score relative to those of all steps in its group; and groups without spread.
+
+    scores: by episode. groups: of each step of all episodes, in order.
     """
-    relative, flat = group_relative([value for row in scores for value in row], groups, scale)
+    flat_scores = [value for row in scores for value in row]
+    relative, flat_groups = group_relative(flat_scores, groups, scale)
     values = iter(relative)
-    return [[next(values) for _ in row] for row in scores], flat
+    by_episode = [[next(values) for _ in row] for row in scores]
+    return by_episode, flat_groups
 
 
 def _own_rewards(trajectory: Trajectory) -> list[float]:
-    """Each step's own reward plus the reward that all steps share, which an environment names at
-    the end (`info["shared_reward"]`, see `envs/memory/env.py`). The last step's reward includes it
-    already.
+    """Each step's own reward plus the reward that all steps share.
+
+    The environment names that reward at the end (`info["shared_reward"]`, see
+    `envs/memory/env.py`). The last step's reward includes it already.
     """
-    shared_reward = trajectory.turns[-1].info.get("shared_reward", 0.0) if trajectory.turns else 0.0
-    last = len(trajectory.turns) - 1
-    return [
-        turn.reward + (0.0 if number == last else shared_reward)
-        for number, turn in enumerate(trajectory.turns)
-    ]
+    rewards = [turn.reward for turn in trajectory.turns]
+    if not rewards:
+        return []
+    shared_reward = trajectory.turns[-1].info.get("shared_reward", 0.0)
+    return [*(reward + shared_reward for reward in rewards[:-1]), rewards[-1]]

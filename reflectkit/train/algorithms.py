@@ -378,7 +378,7 @@ class AlgorithmConfig(Config):
                 raise ReflectkitError(
                     f"the algorithm's {name} must be one finite number per decision, by episode"
                 )
-        return Estimates(numbers["advantages"], numbers["returns"], estimates.dropped)
+        return Estimates(numbers["advantages"], numbers["returns"], estimates.groups_to_skip)
 
     def loss(self, tokens: TrainedTokens) -> torch.Tensor:
         """The loss of each token.

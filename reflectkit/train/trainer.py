@@ -215,8 +215,8 @@ class Trainer:
         seconds = time.perf_counter() - start_s
         groups = len({trajectory.group for trajectory in fresh})
         without_spread = None
-        if groups and estimates.dropped is not None:
-            without_spread = len(estimates.dropped) / groups
+        if groups and estimates.groups_to_skip is not None:
+            without_spread = len(estimates.groups_to_skip) / groups
         row = {
             "step": self.step,
             "level": level.name,
@@ -507,7 +507,7 @@ class Trainer:
         for number, trajectory in enumerate(trajectories):
             is_hard = distill.comments_on == "all" or trajectory.group not in solved
             with_distillation = bool(distill.weight) and is_hard
-            with_reward = trajectory.group not in (estimates.dropped or ())
+            with_reward = trajectory.group not in (estimates.groups_to_skip or ())
             if with_distillation or with_reward:
                 samples += batch.rows(
                     [trajectory],

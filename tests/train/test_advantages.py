@@ -98,7 +98,7 @@ def test_grpo_an_episode_a_step_and_a_state() -> None:
     played = [episode([1.0, 1.0], "g"), episode([0.0], "g"), episode([4.0], "flat"), episode([4.0], "flat")]
     whole = objective("grpo", normalize=False).estimate(played)
     assert whole.advantages == [[1, 1], [-1], [0], [0]]  # 2 and 0 have mean 1
-    assert whole.dropped == {"flat"}
+    assert whole.groups_to_skip == {"flat"}
     steps = objective("grpo", advantages="step", normalize=False).estimate(played)
     assert steps.advantages == [[1, 0], [-1], [0], [0]]  # returns 2, 1, 0 of all the group's steps have mean 1
     # seen "ab" and "a": the steps that saw "a" have returns 2 and 0; the one that saw "b" stands alone
@@ -112,7 +112,7 @@ def test_the_only_episode_left_of_a_group_is_dropped(settings: dict[str, Any]) -
     algorithm = objective("reinforce" if "baseline" in settings else "grpo", **settings)
     pair = [episode([0.0, 1.0], "g"), episode([0.0, 0.0], "g")]
     found = algorithm.estimate([*pair, episode([1.0, 5.0], "alone", "aa")])
-    assert found.dropped == {"alone"}
+    assert found.groups_to_skip == {"alone"}
     assert found.advantages == [*algorithm.estimate(pair).advantages, [0.0, 0.0]]
 
 
