@@ -46,28 +46,31 @@ class Critic(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        width = player.model.config.get_text_config().hidden_size
-        adapter = hasattr(player.model, "peft_config") or player.quantize != "none"
-        whole = (
+        is_adapter = hasattr(player.model, "peft_config") or player.quantize != "none"
+        mistake = (
             "--critic-trunk separate trains a full copy of the trunk, but the policy is an"
             " adapter; use detached"
         )
-        refuse(trunk == "separate" and adapter, whole)
-        # 1. The head, whose last layer starts at 0
+        refuse(trunk == "separate" and is_adapter, mistake)
         self.trunk = trunk
         self.pad_id = player.pad_id
+
+        # 1. The head, whose last layer starts at 0
+        width = player.model.config.get_text_config().hidden_size
         last = nn.Linear(width, 1)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed % 2**63)
-            self.head: nn.Module = last
-            if head == "mlp":
+        self.head: nn.Module = last
+        if head == "mlp":
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed % 2**63)
                 self.head = nn.Sequential(nn.Linear(width, width), nn.Tanh(), last)
+
         # 2. The scale of its output, which is saved with its weights
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("deviation", torch.ones(()))
         self.register_buffer("knows_returns", torch.zeros((), dtype=torch.bool))
+
         # 3. A trunk of its own
         self.own_trunk = None
         if trunk == "separate":
@@ -76,19 +79,21 @@ class Critic(nn.Module):
 
     def forward(self, hidden_ND: torch.Tensor, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
         """values_N, in units of reward, for N prompts whose last hidden states are hidden_ND."""
-        # The hidden states of its own trunk, or the policy's, with or without gradients
+        # 1. Hidden states: of its own trunk, or the policy's, with or without gradients
         if self.own_trunk is not None:
             hidden_ND = self._read(self.own_trunk, prompts)
         elif self.trunk == "detached":
             hidden_ND = hidden_ND.detach()
-        outputs_N: torch.Tensor = self.head(
-            hidden_ND.to(next(self.head.parameters()).dtype)
-        ).squeeze(-1)
+
+        # 2. Values
+        dtype = next(self.head.parameters()).dtype
+        outputs_N: torch.Tensor = self.head(hidden_ND.to(dtype)).squeeze(-1)
         return self.mean + self.deviation * outputs_N
 
-    def see_returns(self, returns: Sequence[float]) -> None:
-        """Take the mean and the standard deviation of the first `returns` that differ, in units of
-        reward.
+    def set_scale(self, returns: Sequence[float]) -> None:
+        """Take the mean and the standard deviation of `returns`, in units of reward.
+
+        Nothing changes if the returns are all equal, or the scale was set before.
         """
         differ = len(returns) > 0 and max(returns) - min(returns) > SPREAD
         if differ and not self.knows_returns:
@@ -104,10 +109,11 @@ class Critic(nn.Module):
         return float(self(hidden_ND, [prompt])[0])
 
     def _read(self, trunk: Any, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """hidden_ND: the last hidden state of each of N prompts."""
         device = next(trunk.parameters()).device
-        hidden_NTD = trunk(
-            input_ids=right_pad(prompts, self.pad_id, device), use_cache=False
-        ).last_hidden_state
-        ends = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
-        last_ND: torch.Tensor = hidden_NTD[torch.arange(len(prompts), device=device), ends]
-        return last_ND
+        input_ids_NT = right_pad(prompts, self.pad_id, device)
+        hidden_NTD = trunk(input_ids=input_ids_NT, use_cache=False).last_hidden_state
+        prompt_N = torch.arange(len(prompts), device=device)
+        end_N = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
+        hidden_ND: torch.Tensor = hidden_NTD[prompt_N, end_N]
+        return hidden_ND

@@ -21,36 +21,38 @@ from reflectkit.sampling.protocols import Drawn
 from reflectkit.sampling.service import WrappedAdapter
 from reflectkit.sampling.service_interface import ServiceAdapter, TrainingService
 
-READ, SAMPLED, TRAINED = "read", "sampled", "trained"
-"""Kinds of tokens: of a forward pass, and of a prompt; of texts that were written; of a forward and
-backward pass.
-"""
+READ = "read"
+"""The kind of tokens of a forward pass, and of a prompt."""
+SAMPLED = "sampled"
+"""The kind of tokens of texts that were written."""
+TRAINED = "trained"
+"""The kind of tokens of a forward and backward pass."""
 
 
 @dataclass
 class Meter:
-    """Counts tokens. prices: US dollars for a million tokens of each kind. budget: what they are
-    paid from.
-    """
+    """Counts tokens by kind, and pays for them."""
 
     prices: dict[str, float] = field(default_factory=dict)
+    """US dollars for a million tokens of each kind."""
     budget: Budget = field(default_factory=Budget)
-    tokens: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys((READ, SAMPLED, TRAINED), 0)
-    )
-    spent: float = 0.0
-    """US dollars."""
+    """What they are paid from."""
+    tokens: dict[str, int] = field(default_factory=lambda: {READ: 0, SAMPLED: 0, TRAINED: 0})
+    """The number of tokens of each kind so far."""
+    total_usd: float = 0.0
+    """Their cost in US dollars."""
 
     def cost(self, **tokens: int) -> float:
         """US dollars for these tokens by kind."""
-        return sum(self.prices.get(kind, 0.0) * count for kind, count in tokens.items()) / 1e6
+        prices = [self.prices.get(kind, 0.0) * count for kind, count in tokens.items()]
+        return sum(prices) / 1e6
 
     def reserve(self, **tokens: int) -> AbstractAsyncContextManager[bool]:
         """Hold what at most these tokens cost. Yields False if the budget does not have it."""
         return self.budget.reserve(self.cost(**tokens))
 
     @asynccontextmanager
-    async def paid(self, **tokens: int) -> AsyncIterator[None]:
+    async def charge(self, **tokens: int) -> AsyncIterator[None]:
         """Pay for these tokens, unless the context raises. Raises BudgetSpentError if the budget
         does not have it.
         """
@@ -61,24 +63,26 @@ class Meter:
             # Only if the request did not fail
             self.count(self.cost(**tokens), **tokens)
 
-    def count(self, most: float, **tokens: int) -> None:
-        """Count and pay tokens. most: what was reserved for them."""
+    def count(self, reserved_usd: float, **tokens: int) -> None:
+        """Count and pay tokens. reserved_usd: what was reserved for them."""
         for kind, number in tokens.items():
             self.tokens[kind] += number
         cost = self.cost(**tokens)
-        self.spent += cost
-        self.budget.pay(cost, most)
+        self.total_usd += cost
+        self.budget.pay(cost, reserved_usd)
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes; JSON values."""
-        return {"spent_usd": self.spent, "tokens": dict(self.tokens)}
+        return {"spent_usd": self.total_usd, "tokens": dict(self.tokens)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`, of an earlier part of the run."""
         # The budget may be shared, so only the difference is added
-        self.budget.paid += float(state["spent_usd"]) - self.spent
-        self.spent = float(state["spent_usd"])
-        self.tokens |= {kind: int(count) for kind, count in state["tokens"].items()}
+        total_usd = float(state["spent_usd"])
+        self.budget.paid += total_usd - self.total_usd
+        self.total_usd = total_usd
+        for kind, count in state["tokens"].items():
+            self.tokens[kind] = int(count)
 
     def refuse(self) -> BudgetSpentError:
         """The error for a request that the budget does not allow."""
@@ -100,7 +104,7 @@ class MeteredAdapter(WrappedAdapter):
 
     @override
     async def forward(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        async with self.meter.paid(read=sum(map(len, rows))):
+        async with self.meter.charge(read=sum(map(len, rows))):
             return await self.adapter.forward(rows)
 
     @override
@@ -110,7 +114,7 @@ class MeteredAdapter(WrappedAdapter):
         logprobs: Sequence[Sequence[float]],
         slopes: Sequence[Sequence[float]],
     ) -> list[list[float]]:
-        async with self.meter.paid(trained=sum(map(len, rows))):
+        async with self.meter.charge(trained=sum(map(len, rows))):
             return await self.adapter.backward(rows, logprobs, slopes)
 
     @override
@@ -121,7 +125,7 @@ class MeteredAdapter(WrappedAdapter):
         advantages: Sequence[Sequence[float]],
         clip: tuple[float, float],
     ) -> list[list[float]]:
-        async with self.meter.paid(trained=sum(map(len, rows))):
+        async with self.meter.charge(trained=sum(map(len, rows))):
             return await self.adapter.clipped_backward(rows, old_logprobs, advantages, clip)
 
     @override
@@ -130,10 +134,10 @@ class MeteredAdapter(WrappedAdapter):
         async with self.meter.reserve(read=prompt, sampled=limit) as allowed:
             if not allowed:
                 raise self.meter.refuse()
-            # A text may be shorter than its limit; the rest of what was reserved is free again
             text = await self.adapter.write(request, limit)
-            most = self.meter.cost(read=prompt, sampled=limit)
-            self.meter.count(most, read=prompt, sampled=len(text.token_ids))
+            # A text may be shorter than its limit; the rest of what was reserved is free again
+            reserved_usd = self.meter.cost(read=prompt, sampled=limit)
+            self.meter.count(reserved_usd, read=prompt, sampled=len(text.token_ids))
         return text
 
 
@@ -141,7 +145,9 @@ class MeteredService:
     """`service`, whose adapters are metered."""
 
     def __init__(self, service: TrainingService, meter: Meter) -> None:
-        self.service, self.meter, self.url = service, meter, service.url
+        self.service = service
+        self.meter = meter
+        self.url = service.url
 
     async def models(self) -> list[str]:
         """See `TrainingService`."""
@@ -154,11 +160,13 @@ class MeteredService:
         seed: int,
     ) -> ServiceAdapter:
         """See `TrainingService`."""
-        return MeteredAdapter(await self.service.adapter(base, rank, seed), self.meter)
+        adapter = await self.service.adapter(base, rank, seed)
+        return MeteredAdapter(adapter, self.meter)
 
     async def writer(self, base: str) -> ServiceAdapter:
         """See `TrainingService`."""
-        return MeteredAdapter(await self.service.writer(base), self.meter)
+        writer = await self.service.writer(base)
+        return MeteredAdapter(writer, self.meter)
 
 
 def token_plan(
@@ -171,16 +179,17 @@ def token_plan(
 ) -> Report:
     """The report of --plan on a training service: tokens, and dollars where prices are given.
 
-    what, number: of what these `counts` of tokens by kind are the sum.
+    what, number: e.g. "steps" and how many. counts: their tokens, by kind.
     """
-    cost = Meter(engine.settings.prices).cost(**counts)
     figures: dict[str, Any] = {what: round(number)}
     rows = [(what, f"{number:,.0f}")]
     for kind, count in counts.items():
         figures[f"tokens_{kind}"] = count
         rows.append((f"tokens {kind}", f"{count:,}"))
+    cost = Meter(engine.settings.prices).cost(**counts)
     if cost:
         figures["usd"] = cost
         rows.append(("US dollars", f"{cost:,.2f}"))
     title = f"Plan of {stage} on {engine.name}, estimated"
-    return Report(stage, results, figures, tables=(Table(title, ("what", "value"), tuple(rows)),))
+    table = Table(title, ("what", "value"), tuple(rows))
+    return Report(stage, results, figures, tables=(table,))

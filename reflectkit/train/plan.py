@@ -13,15 +13,18 @@ from reflectkit.console import Report, Table
 if TYPE_CHECKING:
     import torch
 
-MOST_TOKENS, CPU_BYTES = 16384, 2**31
-"""Limits of `tokens_a_pass`."""
+MOST_TOKENS = 16384
+"""The most tokens of a pass, padding included."""
+CPU_BYTES = 2**31
+"""The most bytes of activations of a pass on a CPU."""
 
 
 def split_parameters(models: Iterable[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """(trained, frozen) parameters of `models`, each once although models may share them."""
-    every = {id(weight): weight for model in models for weight in model.parameters()}.values()
-    trained = [weight for weight in every if weight.requires_grad]
-    return trained, [weight for weight in every if not weight.requires_grad]
+    by_identity = {id(weight): weight for model in models for weight in model.parameters()}
+    trained = [weight for weight in by_identity.values() if weight.requires_grad]
+    frozen = [weight for weight in by_identity.values() if not weight.requires_grad]
+    return trained, frozen
 
 
 def size(weights: Iterable[torch.Tensor]) -> int:
@@ -30,13 +33,16 @@ def size(weights: Iterable[torch.Tensor]) -> int:
 
 
 def optimizer_size(weights: Iterable[torch.Tensor]) -> int:
-    """Bytes of AdamW's state: two numbers for each weight; for a weight of 16 bits three, of 32
-    bits each.
+    """Bytes of AdamW's state: two numbers for each weight, as large as the weight.
+
+    For a weight of 16 bits it is three numbers of 32 bits.
     """
-    return sum(
-        weight.numel() * (12 if weight.element_size() == 2 else 2 * weight.element_size())
-        for weight in weights
-    )
+    total = 0
+    for weight in weights:
+        element = weight.element_size()
+        bytes_a_weight = 3 * 4 if element == 2 else 2 * element
+        total += weight.numel() * bytes_a_weight
+    return total
 
 
 def activation_size(
@@ -47,27 +53,39 @@ def activation_size(
     recompute: bool,
 ) -> int:
     """Approximate bytes that a forward pass over `tokens` tokens keeps for the backward pass.
-    logits: how many of the tokens have logits at once.
 
-    17 values of the hidden size for each token and layer (Korthikanti et al., arXiv 2205.05198, eq.
-    2, without the attention scores, which fused attention recomputes), or with `recompute` one, and
-    17 in the current layer; and the float32 logits with their gradient.
+    logits: how many of the tokens have logits at once. recompute: whether activations are
+    recomputed (gradient checkpointing).
+
+    A layer keeps 17 values of the hidden size for each token (Korthikanti et al., arXiv 2205.05198,
+    eq. 2, without the attention scores, which fused attention recomputes). With `recompute` only
+    the current layer does, and every layer keeps one. The float32 logits and their gradient are
+    added.
     """
-    config, element = model.config, next(model.parameters()).element_size()
-    layer = 17 * config.hidden_size * element
+    # 1. The activations of a token
+    config = model.config
     layers = config.num_hidden_layers
-    bytes_a_token = layers * config.hidden_size * element + layer if recompute else layers * layer
-    return int(tokens * bytes_a_token + logits * 2 * 4 * config.vocab_size)
+    state_bytes = config.hidden_size * next(model.parameters()).element_size()
+    layer_bytes = 17 * state_bytes
+    bytes_a_token = layers * layer_bytes
+    if recompute:
+        bytes_a_token = layers * state_bytes + layer_bytes
+
+    # 2. The logits of a token
+    logits_bytes = 2 * 4 * config.vocab_size
+    return int(tokens * bytes_a_token + logits * logits_bytes)
 
 
 def tokens_a_pass(model: Any, *, recompute: bool) -> int:
-    """How many tokens a pass of an update has, padding included, where nobody says: MOST_TOKENS,
-    but on a CPU, where long passes are no faster, not more than those whose activations take
+    """The default number of tokens in a pass of an update, padding included.
+
+    It is MOST_TOKENS. On a CPU, where long passes are no faster, their activations take at most
     CPU_BYTES.
     """
     if next(model.parameters()).device.type != "cpu":
         return MOST_TOKENS
-    return max(1, min(MOST_TOKENS, CPU_BYTES // activation_size(model, 1, 0, recompute=recompute)))
+    tokens = CPU_BYTES // activation_size(model, 1, 0, recompute=recompute)
+    return max(1, min(MOST_TOKENS, tokens))
 
 
 def plan_report(
@@ -83,11 +101,16 @@ def plan_report(
 ) -> Report:
     """The estimate as a table.
 
-    models: the one that is trained first, then frozen ones. batch_tokens: of the largest forward
-    and backward pass. logits: how many of these have logits at once. recompute: whether activations
-    are recomputed (gradient checkpointing). tokens: further counts, by what they count.
-    stop_tokens: those that end what the model writes, if it writes. A weight packed into bytes by
-    quantisation counts as often as it has bytes.
+    Parameters
+    ----------
+    models: the one that is trained first, then frozen ones.
+    batch_tokens: of the largest forward and backward pass.
+    logits: how many of these tokens have logits at once.
+    recompute: whether activations are recomputed (gradient checkpointing).
+    tokens: further counts, by what they count.
+    stop_tokens: those that end what the model writes, if it writes.
+
+    A weight packed into bytes by quantisation counts as often as it has bytes.
     """
     # 1. Memory, by what needs it
     models = list(models)
@@ -99,18 +122,21 @@ def plan_report(
         "activations": activation_size(models[0], batch_tokens, logits, recompute=recompute),
     }
     memory["memory"] = sum(memory.values())
-    counts = {
-        name: sum(weight.numel() for weight in part)
-        for name, part in (("trained", trained), ("frozen", frozen))
-    }
-    # 2. The table
-    rows = [
-        ("trainable parameters", f"{counts['trained']:,}"),
-        ("frozen parameters", f"{counts['frozen']:,}"),
-        *((name, shown_bytes(value)) for name, value in memory.items()),
-        *((name.replace("_", " "), f"{value:,}") for name, value in tokens.items()),
-    ]
-    figures: dict[str, Any] = {**counts, **memory, **tokens}
+
+    # 2. Numbers of parameters
+    trained_count = sum(weight.numel() for weight in trained)
+    frozen_count = sum(weight.numel() for weight in frozen)
+    figures: dict[str, Any] = {"trained": trained_count, "frozen": frozen_count}
+    figures |= memory
+    figures |= tokens
+
+    # 3. The table
+    rows = [("trainable parameters", f"{trained_count:,}")]
+    rows.append(("frozen parameters", f"{frozen_count:,}"))
+    for name, value in memory.items():
+        rows.append((name, bytes_text(value)))
+    for name, value in tokens.items():
+        rows.append((name.replace("_", " "), f"{value:,}"))
     if stop_tokens:
         rows.append(("stop tokens", ", ".join(stop_tokens)))
         figures["stop_tokens"] = list(stop_tokens)
@@ -118,10 +144,12 @@ def plan_report(
     return Report(stage, results, figures, tables=(table,))
 
 
-def shown_bytes(count: float) -> str:
+def bytes_text(count: float) -> str:
     """Bytes in MiB or GiB.
 
-    >>> shown_bytes(3 * 2**20), shown_bytes(5 * 2**31)
+    >>> bytes_text(3 * 2**20), bytes_text(5 * 2**31)
     ('3.0 MiB', '10.0 GiB')
     """
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+    if count >= 2**30:
+        return f"{count / 2**30:.1f} GiB"
+    return f"{count / 2**20:.1f} MiB"

@@ -171,7 +171,7 @@ class ServiceLearner(PolicyLearner):
         if isinstance(self._sampler, ServiceSampler):
             more["requests_in_flight"] = self._sampler.most_in_flight
         if any(self.meter.prices.values()):
-            more["service_usd"] = self.meter.spent
+            more["service_usd"] = self.meter.total_usd
         return replace(output, metrics={**output.metrics, **more})
 
     @override

@@ -74,10 +74,10 @@ def test_the_critic_counts_in_deviations_of_the_first_returns_that_differ() -> N
     tokenizer = build_tokenizer(["a b"], [], 300)
     critic = Critic(LoadedModel(build_relative(tokenizer, 4, 0), tokenizer, None))
     hidden_ND = torch.zeros(1, 128)
-    critic.see_returns([2.0, 2.0])  # no spread: nothing is known yet
+    critic.set_scale([2.0, 2.0])  # no spread: nothing is known yet
     assert critic(hidden_ND, [[1]]).tolist() == [0.0]
-    critic.see_returns([100.0, 300.0])
-    critic.see_returns([0.0, 1.0])  # later ones change nothing
+    critic.set_scale([100.0, 300.0])
+    critic.set_scale([0.0, 1.0])  # later ones change nothing
     assert critic(hidden_ND, [[1]]).tolist() == [200.0]
     with torch.no_grad():
         critic.head.bias.fill_(-0.5)
