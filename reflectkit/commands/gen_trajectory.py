@@ -64,7 +64,7 @@ from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.refs import ModelRef
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.tool_errors import ToolErrors
-from reflectkit.runs.run import RunConfig, open_run, write_permission
+from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
 from reflectkit.types import Status, Task, Trajectory, reports_success
@@ -272,7 +272,7 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
     if teacher.chat.dry_run:
         return _dry_run(config, level, planned, oracle, progress)
 
-    write_permission(setup.folder)
+    setup.claim_folder()
     inputs = [*([source] if source else []), *setup.input_files(each.task for each in records)]
     with open_run("gen-trajectory", config, inputs) as current, contextlib.ExitStack() as stack:
         if current.done:

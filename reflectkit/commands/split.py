@@ -35,7 +35,7 @@ from reflectkit.envs import ENV_HELP, PROBLEMS, RECORDS, SPLITS, env_class, spli
 from reflectkit.envs.setup import EnvSetup, problem_settings
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import read_json, write_json
-from reflectkit.runs.run import RunConfig, open_run, write_permission
+from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.seeding import generator
 from reflectkit.text import pluralize
 
@@ -139,7 +139,7 @@ def run(config: SplitConfig, progress: Progress) -> Report:
     source, kind, taskset = config.source, env_class(config.env), config.taskset
     if source is not None:
         config.setup.require(source)
-    write_permission(config.folder)
+    config.setup.claim_folder()
     inputs = [source] if source else []
     inputs += config.setup.input_files([]) if taskset.needs_settings else config.setup.code_files
     with open_run("split", config, inputs) as current:

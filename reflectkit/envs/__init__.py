@@ -27,7 +27,7 @@ from pydantic import (
 
 from reflectkit.config import NoSettings, check_own_settings
 from reflectkit.env import Env, Teacher
-from reflectkit.errors import ConfigError, brief
+from reflectkit.errors import ConfigError, brief, code_place
 from reflectkit.registry import plugins, resolve
 from reflectkit.types import Task
 
@@ -162,6 +162,8 @@ def _checked(kind: Any, name: str) -> Any:
             f"{name}: its teacher_type is {brief(kind.teacher_type)}; name a subclass of"
             " reflectkit.Teacher"
         )
+    _check_methods(kind, Env)
+    _check_methods(kind.teacher_type, Teacher)
     if kind.teacher_type.has("mistakes") and not kind.teacher_type.has("note"):
         raise ConfigError(
             f"{name}: its teacher has mistakes() but no note(), which marks them; add it"
@@ -184,6 +186,40 @@ def _checked(kind: Any, name: str) -> Any:
         kind.Settings = settings_of(kind)
     check_own_settings(kind.Settings, f"env '{name}'")
     return kind
+
+
+def _check_methods(kind: type, base: type) -> None:
+    """Raises ConfigError if a method of `kind` cannot be called as that of `base` is called."""
+    for name, standard in inspect.getmembers_static(base, inspect.isfunction):
+        own = inspect.getattr_static(kind, name)
+        if own is standard or name.startswith("_"):
+            continue
+        form = _form(standard)
+        if not callable(own) and not hasattr(own, "__get__"):
+            raise ConfigError(
+                f"{code_place(kind)}: {name} of {kind.__name__} is {brief(own)}; write a method,"
+                f" def {name}{form}"
+            )
+        if not inspect.isfunction(own):
+            continue
+        signature = inspect.signature(own)
+        try:
+            signature.bind(*form.parameters)
+        except TypeError:
+            raise ConfigError(
+                f"{code_place(own)}: {kind.__name__} has {name}{_form(own)}; write"
+                f" def {name}{form}"
+            ) from None
+
+
+def _form(function: Any) -> inspect.Signature:
+    """The signature of `function` without types."""
+    signature = inspect.signature(function)
+    parameters = [
+        parameter.replace(annotation=parameter.empty)
+        for parameter in signature.parameters.values()
+    ]
+    return signature.replace(parameters=parameters, return_annotation=signature.empty)
 
 
 def maker(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -25,16 +27,19 @@ from reflectkit.envs import (
     listed,
     maker,
 )
-from reflectkit.errors import ConfigError, DataError, unknown_name
+from reflectkit.errors import ConfigError, DataError, is_user_code, unknown_name
 from reflectkit.files import missing
+from reflectkit.jsonl import read_json, write_json
 from reflectkit.registry import code_files, module_of, resolve
-from reflectkit.runs.run import RunConfig
+from reflectkit.runs.run import RunConfig, write_permission
 from reflectkit.text import pluralize
 from reflectkit.types import Task
 
 if TYPE_CHECKING:
     from reflectkit.chat.config import ChatConfig, Endpoint
 
+OWNER = "class.json"
+"""The file that says where the class is written whose files a folder has."""
 HORIZON_HELP = "Maximum steps per episode; 0: the env's default for the level."
 
 
@@ -208,10 +213,46 @@ class EnvSetup:
         """The folder of the env's records, splits and rows."""
         return self.env_folder / self.taskset.records_folder
 
-    def require(self, path: Path, *, demonstrated: bool = False) -> None:
-        """Raises DataError, with the commands to run first, if `path` is missing. demonstrated: it
-        must hold demonstrations, too.
+    @property
+    def class_file(self) -> Path | None:
+        """The file of the env's class where it is the user's own; None in a notebook's cell."""
+        file = getattr(sys.modules.get(self.kind.__module__), "__file__", None)
+        if self.env in ENVS or file is None or not is_user_code(file):
+            return None
+        return Path(file).resolve()
+
+    def claim_folder(self) -> None:
+        """Make the folder of the env's files, and note in it where the user's own class is written.
+
+        Raises ConfigError if nothing can be written to it, and DataError if another class has it.
         """
+        write_permission(self.folder)
+        self.check_owner()
+        if file := self.class_file:
+            write_json(self.env_folder / OWNER, {"file": os.path.relpath(file, self.env_folder)})
+
+    def check_owner(self) -> None:
+        """Raises DataError if the env's folder has the files of a class of the same name that is
+        written in another file. A file that is gone has moved, so its class is this one.
+        """
+        path, file = self.env_folder / OWNER, self.class_file
+        if file is None or not path.is_file():
+            return
+        noted = str(read_json(path).get("file", ""))
+        other = (self.env_folder / noted).resolve()
+        if other.is_file() and other != file:
+            raise DataError(
+                path,
+                f"these are the data of a class of the same name in {other}; rename one of the two,"
+                f" or name another --data-dir (if the class has moved, remove {OWNER})",
+            )
+
+    def require(self, path: Path, *, demonstrated: bool = False) -> None:
+        """Raises DataError, with the commands to run first, if `path` is missing, or if it is in
+        the folder of another class. demonstrated: it must hold demonstrations, too.
+        """
+        if self.env_folder in path.parents:
+            self.check_owner()
         if path.exists():
             return
         taskset, env = self.taskset, f"--env {self.env}"

@@ -179,6 +179,108 @@ def test_a_class_called_as_an_included_env_has_files_of_its_own(request: pytest.
         assert data_folder(name, Path("data")) == Path("data/taxi")
 
 
+GAME = """
+import reflectkit
+
+
+class Guide(reflectkit.Teacher):
+    def action(self):
+        return {best}
+
+    def comment(self, generator):
+        return "Go there."
+
+
+class Game:
+    choices, horizon, teacher_type = ("left", "right"), 1, Guide
+
+    def reset(self, seed):
+        return ""
+
+    def step(self, choice):
+        return "", 1.0, True
+"""
+
+
+def test_a_class_does_not_read_the_data_of_another_of_its_name(
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rows of one game were made of the demonstrations of another."""
+    name = own_module(request.node)
+    first, second = Path(f"{name}_a.py"), Path(f"{name}_b.py")
+    for best, file in enumerate((first, second)):
+        file.write_text(GAME.format(best=best), encoding="utf-8")
+    assert main(["gen-trajectory", "--env", f"{first}:Game", "--demonstrations", "4"]) == 0
+    capsys.readouterr()
+    for command in ("gen-trajectory", "split", "gen-sft"):
+        assert main([command, "--env", f"{second}:Game"]) == 2
+        assert f"a class of the same name in {first.resolve()}; rename one" in capsys.readouterr().err
+    assert main(["split", "--env", f"{first}:Game"]) == 0
+    for command in (["evaluate", "--policy", "random"], ["sft", "--role", "plain"], ["rlft", "--model", "tiny"]):
+        assert main([*command, "--env", f"{second}:Game"]) == 2
+        assert "a class of the same name in" in capsys.readouterr().err
+    assert main(["split", "--env", f"{second}:Game", "--data-dir", "others", "--ratio", "1:1:1"]) == 2  # nothing there
+    # A file that is gone was moved
+    first.rename(f"{name}_c.py")
+    assert main(["split", "--env", f"{name}_c.py:Game", "--ratio", "1:1:1"]) == 0
+    assert read_json(Path("data/game/class.json")) == {"file": f"../../{name}_c.py"}
+
+
+WRONG_METHODS = """
+import reflectkit
+
+
+class Asks(reflectkit.Teacher):
+    def action(self, state):
+        return 0
+
+
+class Knows(reflectkit.Teacher):
+    action = 0
+
+
+class Game:
+    choices = ("left", "right")
+
+    def reset(self, seed):
+        return ""
+
+    def step(self, choice):
+        return "", 1.0, True
+
+
+class Asked(Game):
+    teacher_type = Asks
+
+
+class Known(Game):
+    teacher_type = Knows
+
+
+class Short(reflectkit.Env):
+    def reset(self, task):
+        pass
+
+    def step(self, action):
+        pass
+"""
+
+
+def test_a_method_that_takes_other_arguments_is_one_line(
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was called an internal error."""
+    file = Path(f"{own_module(request.node)}.py")
+    file.write_text(WRONG_METHODS, encoding="utf-8")
+    for name, message in (
+        ("Asked", "line 6: Asks has action(self, state); write def action(self)"),
+        ("Known", "action of Knows is 0; write a method, def action(self)"),
+        ("Short", "Short has reset(self, task); write def reset(self, task, seed)"),
+    ):
+        assert main(["play", "--env", f"{file}:{name}", "--policy", "random", "--auto"]) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_the_file_that_names_others_code_is_an_input_too(request: pytest.FixtureRequest) -> None:
     name = own_module(request.node)
     Path(f"{name}_parts.py").write_text(PARTS, encoding="utf-8")

@@ -1063,6 +1063,13 @@ class Doors(gymnasium.Env):
         return "over", float(action == 5 + self.wanted), True, False, {}
 
 
+def test_a_horizon_of_gymnasium_is_a_whole_number() -> None:
+    """A text or a fraction was ignored, and episodes had 15 steps."""
+    for horizon in ("5", 5.5):
+        with pytest.raises(ConfigError, match="its horizon is .*5'?; give a whole number of steps"):
+            env_class(type("Long", (Doors,), {"horizon": horizon, "__module__": __name__}))
+
+
 class Locked(Doors):
     """The left door is locked."""
 

@@ -140,6 +140,10 @@ def game_of(make: Callable[..., Any], name: str, kind: Any) -> Any:
         value = getattr(kind, key, None)
         if value and fits(value):
             attributes[key] = value
+        elif key == "horizon" and isinstance(value, str | float):
+            raise ConfigError(
+                f"{code_place(kind)}: its horizon is {brief(value)}; give a whole number of steps"
+            )
     attributes["make"] = staticmethod(make)
     attributes["name"] = name.lower()
     attributes["__module__"] = getattr(make, "__module__", __name__)
