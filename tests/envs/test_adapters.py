@@ -1066,7 +1066,7 @@ class Doors(gymnasium.Env):
 def test_a_horizon_of_gymnasium_is_a_whole_number() -> None:
     """A text or a fraction was ignored, and episodes had 15 steps."""
     for horizon in ("5", 5.5):
-        with pytest.raises(ConfigError, match="its horizon is .*5'?; give a whole number of steps"):
+        with pytest.raises(ConfigError, match=r"its horizon is .*5'?; give a whole number of steps"):
             env_class(type("Long", (Doors,), {"horizon": horizon, "__module__": __name__}))
 
 
