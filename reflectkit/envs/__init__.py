@@ -207,8 +207,7 @@ def _check_methods(kind: type, base: type) -> None:
             signature.bind(*form.parameters)
         except TypeError:
             raise ConfigError(
-                f"{code_place(own)}: {kind.__name__} has {name}{_form(own)}; write"
-                f" def {name}{form}"
+                f"{code_place(own)}: {kind.__name__} has {name}{_form(own)}; write def {name}{form}"
             ) from None
 
 
@@ -216,8 +215,7 @@ def _form(function: Any) -> inspect.Signature:
     """The signature of `function` without types."""
     signature = inspect.signature(function)
     parameters = [
-        parameter.replace(annotation=parameter.empty)
-        for parameter in signature.parameters.values()
+        parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()
     ]
     return signature.replace(parameters=parameters, return_annotation=signature.empty)
 
