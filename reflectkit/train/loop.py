@@ -125,11 +125,13 @@ def fit(
     `Trainer.train_step` raises.
     """
     state = Fit(run, trainer, folder, progress, folder / f"checkpoint-{trainer.step}", trainer.step)
-    several = trainer.processes.count > 1
     with ExitStack() as contexts:
         for callback in callbacks:
             callback.begin(state, contexts)
-        stop = contexts.enter_context(stopped_between("update", progress, several))
+        # Play ends at once; what one process has begun to learn from it is learned
+        stop = contexts.enter_context(
+            stopped_between("update", progress, at_once=lambda: _loses_only_play(trainer))
+        )
         while not state.is_over:
             # 1. The update
             figures = _update(state, callbacks)
@@ -139,7 +141,7 @@ def fit(
             is_validated = bool(_marks(figures))
             is_best = is_validated and figures["validation_return"] == max(_returns(state.history))
             # Where one process is told to stop, all stop after the same update
-            is_stopping = several and any(trainer.processes.gather(bool(stop)))
+            is_stopping = any(trainer.processes.gather(bool(stop)))
             save_steps = run.config.checkpoints.save_steps
             ends_here = trainer.step in state.ends or state.has_lost_patience
             state.is_regular = ends_here or trainer.step % save_steps == 0
@@ -148,6 +150,10 @@ def fit(
             # 3. All that is done next to it
             for callback in callbacks:
                 callback.after_update(state, figures)
+            # Told to stop meanwhile: another update need not be played
+            if stop and trainer.processes.count == 1 and not is_stopping:
+                is_stopping = True
+                state.save(figures)
             if is_stopping:
                 progress.news(STOPPED.format(pluralize(trainer.step, "update")))
                 raise KeyboardInterrupt
@@ -186,6 +192,11 @@ def _update(state: Fit, callbacks: Iterable[Callback]) -> dict[str, Any]:
         raise
 
 
+def _loses_only_play(trainer: Trainer) -> bool:
+    """Whether nothing but episodes of the next update is lost if training is interrupted now."""
+    return trainer.playing and trainer.processes.count == 1 and trainer.rollouts is None
+
+
 def _keep_updates(state: Fit, figures: dict[str, Any]) -> None:
     """Save the updates since the last checkpoint, if play was interrupted; otherwise they are lost.
     figures: of an update whose validation was interrupted.
@@ -196,7 +207,7 @@ def _keep_updates(state: Fit, figures: dict[str, Any]) -> None:
         f"updates {state.saved_step + 1} to {trainer.step} are lost; a lower --save-steps loses"
         " less"
     )
-    if trainer.playing and trainer.processes.count == 1 and trainer.rollouts is None:
+    if _loses_only_play(trainer):
         append(state.metrics, [figures] if figures else [])
         trainer.forget_comments()
         state.save({})

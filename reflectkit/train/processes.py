@@ -329,14 +329,16 @@ def refuse_shared_gpus(
 def stopped_between(
     what: str,
     progress: Progress,
-    wanted: bool,
+    at_once: Callable[[], bool] = lambda: False,
 ) -> Iterator[list[int]]:
     """The first Ctrl-C, SIGTERM or SIGHUP is kept in the list, so that the present step or update
     (`what`) ends and is saved, and takes effect behind the block; a second one does at once. Only
-    if `wanted`, in the main thread.
+    in the main thread.
+
+    at_once: whether the first one takes effect at once, too, asked when it comes.
     """
     stop: list[int] = []
-    if not wanted or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield stop
         return
     numbers = [
@@ -346,7 +348,7 @@ def stopped_between(
 
     def take(number: int, frame: Any) -> None:
         stop.append(number)
-        if len(stop) > 1:
+        if len(stop) > 1 or at_once():
             raise KeyboardInterrupt
         progress.news(f"stopping after this {what}; again to stop at once")
 

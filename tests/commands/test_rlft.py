@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from reflectkit.models.load import load_player
 from reflectkit.prompts import PROMPT_VERSION
 from reflectkit.runs.run import checkpoints
 from reflectkit.train import build
+from reflectkit.train.learner import PolicyLearner
+from reflectkit.train.loop import ProgressBar
 from reflectkit.train.trainer import Trainer
 from reflectkit.types import Observation, Task
 from tests import sft_runs as sft
@@ -302,6 +305,30 @@ def test_the_best_checkpoint_is_kept_and_patience_ends_training(
     assert same(run / "checkpoint-9", whole.parent / "checkpoint-9")
     assert main(["export", "--policy", str(run), "--out-dir", str(tmp_path / "out")]) == 0
     assert f"{run}: checkpoint-5, its best checkpoint (validation return 0.6)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("method", [(PolicyLearner, "update"), (ProgressBar, "after_update")])
+def test_ctrl_c_loses_no_update(
+    corridor_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: tuple[type, str]
+) -> None:
+    """While an update learned, it lost all since the last checkpoint."""
+
+    def interrupted(*values: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return original(*values)
+
+    straight = train(corridor_folder, tmp_path / "straight", max_steps=3)
+    original, calls = getattr(*method), list[int]()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    with monkeypatch.context() as patch:
+        patch.setattr(*method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(corridor_folder, tmp_path / "cut", max_steps=3)
+    signal.signal(signal.SIGINT, before)
+    assert [path.name for path in tmp_path.glob("cut/*/checkpoint-*")] == ["checkpoint-2"]
+    assert same(train(corridor_folder, tmp_path / "cut", max_steps=3), straight)
 
 
 def test_a_validation_that_is_interrupted_is_made_up_for(

@@ -137,7 +137,7 @@ def fit(training: Training, progress: Progress) -> SFTFit:
         tracking(trackers, training.folder, settings) as log,
     ):
         try:
-            with stopped_between("step", progress, wanted=True) as stop:
+            with stopped_between("step", progress) as stop:
                 state = prepare(training, bar, log, stop)
                 with contextlib.suppress(NoStepLeftError):
                     state.trainer.train(resume_from_checkpoint=str(resume) if resume else None)

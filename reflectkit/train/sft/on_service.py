@@ -246,7 +246,7 @@ def fit(training: ServiceTraining, progress: Progress) -> ServiceFit:
     with (
         progress.bar(f"SFT {config.role}", training.steps, state.steps) as bar,
         tracking(config.checkpoints.report_to, training.folder, settings) as log,
-        stopped_between("step", progress, wanted=True) as stop,
+        stopped_between("step", progress) as stop,
     ):
         while state.steps < training.steps and not has_no_more_gain(state):
             # 1. A step
