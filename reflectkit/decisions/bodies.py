@@ -15,6 +15,8 @@ from reflectkit.jsonl import unique_keys
 
 MOST_ERRORS = 20
 """How many errors of a request are reported."""
+LONGEST_MESSAGE = 500
+"""Characters of an error, which may quote what was sent."""
 
 
 class InvalidRequestError(Exception):
@@ -64,7 +66,8 @@ def read_body(kind: type[Body], body: bytes) -> Body:
         detail = []
         for entry in errors[:MOST_ERRORS]:
             place = ["body", *entry["loc"]]
-            detail.append({"loc": place, "msg": entry["msg"], "type": entry["type"]})
+            message = f"{entry['msg']:.{LONGEST_MESSAGE}}"
+            detail.append({"loc": place, "msg": message, "type": entry["type"]})
         raise InvalidRequestError(fault_of(error, body), detail) from None
 
 

@@ -49,13 +49,17 @@ from reflectkit.types import Message, Observation, StateQuestion, ToolCall
 # ------------------------------------------------------------------------------------------ input
 
 
+# A list ends at its first error: a body has room for millions of wrong items
+Objects = TypeAliasType("Objects", Annotated[list[dict[str, Any]], FailFast()])
+
+
 class _TextPart(BaseModel):
     """A part of a message, of an output or of instructions: a text, or JSON."""
 
     type: Literal["input_text", "output_text", "refusal", "input_json"]
     text: str = ""
     refusal: str = ""
-    data: dict[str, Any] | list[dict[str, Any]] | None = None
+    data: dict[str, Any] | Objects | None = None
 
     @property
     def words(self) -> str:
@@ -63,7 +67,6 @@ class _TextPart(BaseModel):
         return text_of(self.data) or self.text or self.refusal
 
 
-# A list ends at its first error: a body has room for millions of wrong items
 Parts = TypeAliasType("Parts", Annotated[list[_TextPart], FailFast()])
 Content = str | Parts
 
@@ -202,7 +205,9 @@ class ChoiceQuestion(_Question):
     """A question with options, each a text or a Boolean."""
 
     type: Literal["choice"]
-    choices: list[_Option] = Field(min_length=FEWEST_OPTIONS, max_length=MOST_OPTIONS)
+    choices: Annotated[list[_Option], FailFast()] = Field(
+        min_length=FEWEST_OPTIONS, max_length=MOST_OPTIONS
+    )
 
     @field_validator("choices")
     @classmethod

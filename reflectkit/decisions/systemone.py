@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from reflectkit.decisions.questions import (
     FEWEST_OPTIONS,
@@ -36,6 +36,30 @@ ACTION = "action"
 """The name of the question about the next action in a client's request."""
 
 
+def _at_most(count: int) -> BeforeValidator:
+    """A check of the size of an object before its values: a body has room for millions of wrong
+    ones.
+    """
+
+    def check(value: object) -> object:
+        if isinstance(value, dict) and len(value) > count:
+            raise ValueError(f"expected at most {count} entries, found {len(value):,}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _with_descriptions(value: object) -> object:
+    """`value` if it is no object or all of its values are descriptions; its first error, as a
+    request has room for a hundred thousand. Raises ValueError.
+    """
+    if isinstance(value, dict):
+        for name, description in value.items():
+            if not isinstance(description, str | dict | list | None):
+                raise ValueError(f"{name!r:.60} is described by {description!r:.60}, no text")
+    return value
+
+
 # -------------------------------------------------------------------------------------- questions
 
 
@@ -52,7 +76,7 @@ class Noul(BaseModel):
 
     type: Literal["noul"]
     instructions: Text | None = None
-    criteria: _Sides | None = None
+    criteria: Annotated[_Sides | None, _at_most(2)] = None
 
     @property
     def question(self) -> Question:
@@ -71,7 +95,12 @@ class Choice(BaseModel):
 
     type: Literal["choice"]
     instructions: Text | None = None
-    criteria: dict[Name, Text | None] = Field(min_length=FEWEST_OPTIONS, max_length=MOST_OPTIONS)
+    criteria: Annotated[
+        dict[Name, Text | None],
+        BeforeValidator(_with_descriptions),
+        _at_most(MOST_OPTIONS),
+        Field(min_length=FEWEST_OPTIONS),
+    ]
 
     @property
     def question(self) -> Question:
@@ -129,9 +158,11 @@ class SystemOneRequest(BaseModel):
     """The name of the field with the state."""
     model: str
     state: Text
-    questions: dict[Name, Annotated[Noul | Choice | Score, Field(discriminator="type")]] = Field(
-        min_length=1, max_length=MOST_QUESTIONS
-    )
+    questions: Annotated[
+        dict[Name, Annotated[Noul | Choice | Score, Field(discriminator="type")]],
+        _at_most(MOST_QUESTIONS),
+        Field(min_length=1),
+    ]
     assets: Any = None
 
     @field_validator("assets")

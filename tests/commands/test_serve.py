@@ -135,6 +135,9 @@ def called(arguments: str) -> bytes:
     return asking(messages=[*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}])
 
 
+WIDE = {"type": "object", "properties": {f"box {number}": {"type": "string"} for number in range(10_000)}}
+
+
 @pytest.mark.parametrize(
     ("body", "status", "reason"),
     [
@@ -144,6 +147,9 @@ def called(arguments: str) -> bytes:
         (asking(response_format={"type": "json_object"}), 400, "response_format"),
         (asking(tools=TOOLS, tool_choice={"function": 3}), 400, "tool_choice"),
         (asking(tools=TOOLS * 2), 400, "two have the same name"),
+        (asking(tools=TOOLS * 2000), 400, "at most 1024 items"),
+        (asking(tools=[{"function": LOOK | {"parameters": WIDE}}]), 400, "at most 262,144 are read"),
+        (asking(messages=HELLO * 5000), 400, "at most 4096 items"),
         (asking(tools=[{"type": "function", "function": LOOK | {"parameters": {"type": math.nan}}}]), 400, "tools: "),
         (asking(temperature=math.inf), 400, "temperature"),
         (asking(temperature=True), 400, "temperature: Input should be a valid number"),

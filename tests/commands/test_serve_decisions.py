@@ -221,6 +221,12 @@ def options(count: int) -> dict[str, Any]:
     return {"q": {"type": "choice", "criteria": {f"option {number}": None for number in range(count)}}}
 
 
+def conversation(content: Any) -> bytes:
+    questions = [{"type": "predicate", "instructions": "?"}]
+    body = {"model": "m", "input": [{"role": "user", "content": content}], "questions": questions}
+    return json.dumps(body).encode()
+
+
 @pytest.mark.parametrize(
     ("body", "status", "place", "reason"),
     [
@@ -234,6 +240,8 @@ def options(count: int) -> dict[str, Any]:
         (of({}), 422, ["questions"], "at least 1"),
         (of({str(number): REFUND for number in range(401)}), 422, ["questions"], "at most 400"),
         (of({"": REFUND}), 422, None, "at least 1"),
+        (of({"q": {"type": "choice", "criteria": {"a": 1, "b": None}}}), 422, None, "'a' is described by 1, no text"),
+        (of({"q": REFUND | {"criteria": dict.fromkeys("abc")}}), 422, None, "at most 2 entries, found 3"),
         (of(state=None), 422, None, "valid string"),
         (of(assets={"a": {"type": "image"}}), 422, ["assets"], "only text"),
         (of(model="other"), 404, None, "ask for results/x/rl or jev-latest"),
@@ -299,6 +307,27 @@ def test_a_body_full_of_errors_is_read_to_the_first_of_a_list(address: str) -> N
     code, text = post(f"{address}/v1/decisions", body)
     detail = json.loads(text)["detail"]
     assert (code, [fault["loc"] for fault in detail if 1 in fault["loc"]]) == (422, [])
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("systemone", of({"q": {"type": "choice", "criteria": {str(number): 1 for number in range(300)}}})),
+        ("systemone", of({"q": {"type": "choice", "criteria": {str(number): 1 for number in range(200)}}})),
+        ("systemone", of({str(number): 1 for number in range(500)})),
+        ("systemone", of({"q": REFUND | {"criteria": {str(number): 1 for number in range(300)}}})),
+        ("decisions", conversation([{"type": "input_json", "data": [1] * 300}])),
+    ],
+)
+def test_a_body_full_of_wrong_values_is_refused_with_one_reason(address: str, route: str, body: bytes) -> None:
+    code, text = post(f"{address}/v1/{route}", body)
+    detail = json.loads(text)["detail"]
+    assert (code, len(detail) < 10) == (422, True), text[:500]
+
+
+def test_a_refusal_quotes_little_of_what_was_sent(address: str) -> None:
+    code, text = post(f"{address}/v1/systemone", of({"q": {"type": "x" * 100_000}}))
+    assert (code, len(text) < 5000) == (422, True)
 
 
 @pytest.mark.parametrize("names", [["team", "team"], ["1", None]])

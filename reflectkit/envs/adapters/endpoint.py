@@ -33,6 +33,7 @@ from starlette.routing import Route
 from typing_extensions import TypeAliasType
 
 from reflectkit.decisions.bodies import (
+    LONGEST_MESSAGE,
     Body,
     InvalidRequestError,
     fault_of,
@@ -62,6 +63,12 @@ oldest go first.
 DecisionRequest = SystemOneRequest | DecisionsRequest
 ALIKE = 64
 """Of those, how many that look the same to a program."""
+MOST_MESSAGES = 4096
+"""Messages of a request: each turn that it repeats holds all messages before it."""
+MOST_TOOLS = 1024
+"""Tools of a request, and calls of a message."""
+LONGEST_TOOLS = 1 << 18
+"""Characters of the parameters of all tools of a request."""
 
 
 class RequestError(Exception):
@@ -126,7 +133,9 @@ class _ContentPart(_RequestPart):
 
 
 # A list ends at its first error: a body has room for millions of wrong items
-_Tools = TypeAliasType("_Tools", Annotated[list[_Tool], FailFast()])
+_Tools = TypeAliasType(
+    "_Tools", Annotated[list[_Tool], FailFast(), Field(max_length=MOST_TOOLS)]
+)
 _Parts = TypeAliasType("_Parts", Annotated[list[_ContentPart], FailFast()])
 _Texts = TypeAliasType("_Texts", Annotated[list[str], FailFast()])
 
@@ -149,7 +158,9 @@ class _Message(_RequestPart):
 
 class _Request(_RequestPart):
     model: str
-    messages: Annotated[list[_Message], FailFast()] = Field(min_length=1)
+    messages: Annotated[list[_Message], FailFast()] = Field(
+        min_length=1, max_length=MOST_MESSAGES
+    )
     tools: _Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | _Tool | None = None
     n: int | None = Field(None, strict=True)
@@ -225,17 +236,15 @@ class Conversations:
         self._answers: OrderedDict[Any, deque[tuple[int, EndpointAnswer]]] = OrderedDict()
         self._calls = 0
 
-    def _find(
-        self,
-        message: _Message,
-        before: Sequence[Message],
-    ) -> EndpointAnswer | None:
+    def _find(self, message: _Message, before: int) -> EndpointAnswer | None:
         """The answer that `message` repeats; of several that look the same, the one to the messages
-        `before` it, or else the newest.
+        before it, or else the newest.
+
+        before: their digest.
         """
         candidates = self._answers.get(_key(message), ())
         for digest, answer in candidates:
-            if digest == _digest(before):
+            if digest == before:
                 return answer
         return candidates[-1][1] if candidates else None
 
@@ -247,9 +256,12 @@ class Conversations:
             raise RequestError(request.refused)
         # 2. Its messages, with the exact text of the answers that it repeats
         messages: list[Message] = []
-        turns, unmatched = [], 0
+        turns, unmatched, digest = [], 0, 0
         for message, name in _with_tool_names(request.messages):
-            answer = self._find(message, messages) if message.role == "assistant" else None
+            # The digest of the messages so far
+            if messages:
+                digest = _digest(messages[-1:], digest)
+            answer = self._find(message, digest) if message.role == "assistant" else None
             if answer is not None:
                 observation = Observation(tuple(messages))
                 turns.append(Turn(observation, Decision(answer.action, answer.comment), 0.0))
@@ -352,9 +364,14 @@ def _key(message: _Message) -> Any:
     return message.text, tuple(calls)
 
 
-def _digest(messages: Sequence[Message]) -> int:
-    """A number that tells apart the messages before an answer."""
-    return hash(repr(tuple(messages)))
+def _digest(messages: Sequence[Message], before: int = 0) -> int:
+    """A number that tells apart the messages before an answer.
+
+    before: the digest of those before `messages`.
+    """
+    for message in messages:
+        before = hash((before, repr(message)))
+    return before
 
 
 def _call(function: _Function) -> ToolCall:
@@ -376,6 +393,11 @@ def _tools(request: _Request) -> tuple[ToolSpec, ...]:
         return ()
     # 1. All that the request describes
     functions = [tool.function for tool in request.tools or ()]
+    size = len(json.dumps([function.parameters for function in functions]))
+    if size > LONGEST_TOOLS:
+        raise RequestError(
+            f"tools: their parameters have {size:,} characters; at most {LONGEST_TOOLS:,} are read"
+        )
     specs = {}
     for function in functions:
         schema = json_schema(function.parameters or {"type": "object"})
@@ -599,6 +621,7 @@ def _refusal(
     """An error in the forms of both OpenAI and System One. detail: of the latter, for a request
     that is invalid.
     """
+    message = f"{message:.{LONGEST_MESSAGE}}"
     error = {"message": message, "type": "invalid_request_error", "code": code}
     return JSONResponse(
         {"error": error, "detail": detail or {"error_type": kind, "message": message}}, status
