@@ -133,9 +133,7 @@ class _ContentPart(_RequestPart):
 
 
 # A list ends at its first error: a body has room for millions of wrong items
-_Tools = TypeAliasType(
-    "_Tools", Annotated[list[_Tool], FailFast(), Field(max_length=MOST_TOOLS)]
-)
+_Tools = TypeAliasType("_Tools", Annotated[list[_Tool], FailFast(), Field(max_length=MOST_TOOLS)])
 _Parts = TypeAliasType("_Parts", Annotated[list[_ContentPart], FailFast()])
 _Texts = TypeAliasType("_Texts", Annotated[list[str], FailFast()])
 
@@ -158,9 +156,7 @@ class _Message(_RequestPart):
 
 class _Request(_RequestPart):
     model: str
-    messages: Annotated[list[_Message], FailFast()] = Field(
-        min_length=1, max_length=MOST_MESSAGES
-    )
+    messages: Annotated[list[_Message], FailFast()] = Field(min_length=1, max_length=MOST_MESSAGES)
     tools: _Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | _Tool | None = None
     n: int | None = Field(None, strict=True)
