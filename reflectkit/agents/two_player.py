@@ -23,10 +23,10 @@ from reflectkit.env import Context, Env, teacher_of
 from reflectkit.errors import ConfigError, EnvironmentFailure, refuse
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.labels import (
-    Path,
+    LabelPath,
     choice_ids,
     completion_ids,
-    length_behind,
+    completion_length,
     prompt_ids,
     trie,
 )
@@ -385,7 +385,7 @@ class TwoPlayerAgent:
                 answers[f"{REFLECTOR_ANSWER}{name}"] = probabilities
         return replace(
             decision,
-            comment_tokens=length_behind(self.policy.tokenizer, comment),
+            comment_tokens=completion_length(self.policy.tokenizer, comment),
             price_usd=price,
             answers=answers,
         )
@@ -469,7 +469,7 @@ class TwoPlayerAgent:
         return replace(
             decision,
             thought=thought,
-            comment_tokens=length_behind(self.policy.tokenizer, thought.text),
+            comment_tokens=completion_length(self.policy.tokenizer, thought.text),
         )
 
     async def _think(self, observation: Observation, context: Context) -> tuple[Comment, str]:
@@ -547,7 +547,7 @@ class TwoPlayerAgent:
             version=output.version,
         )
 
-    def labels(self, choices: tuple[str, ...]) -> tuple[Path, ...]:
+    def labels(self, choices: tuple[str, ...]) -> tuple[LabelPath, ...]:
         """The token ids of the answer for each choice. Raises CheckpointError, ConfigError."""
         return choice_ids(self.policy.tokenizer, choices, self.answer)
 

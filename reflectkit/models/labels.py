@@ -16,17 +16,17 @@ from typing import Any
 from reflectkit.errors import CheckpointError
 from reflectkit.prompts import answers, label
 
-Path = tuple[int, ...]
+LabelPath = tuple[int, ...]
 """The token ids of a label, the end token included where it is needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Where labels part."""
+    """A place where the labels differ in their next token."""
 
-    prefix: Path
+    prefix: LabelPath
     """The tokens after the prompt that lead here; empty at the root."""
-    children: Path
+    children: LabelPath
     """The tokens that may come next, in the order of the labels."""
 
 
@@ -42,7 +42,7 @@ class Trie:
 
     The root is part of every path. A label that is left out has no pairs.
     """
-    chains: tuple[Path, ...]
+    chains: tuple[LabelPath, ...]
     """What the model must read after the prompt to reach all nodes.
 
     These are the prefixes that do not begin another one.
@@ -57,30 +57,29 @@ class Trie:
 
 
 @lru_cache(maxsize=2**14)
-def apart(labels: tuple[Path, ...]) -> Trie:
-    """`labels` that are read alone and each given a score: a node at the end of each, after the
-    root.
+def separate_labels(labels: tuple[LabelPath, ...]) -> Trie:
+    """`labels` that are each read alone and given a score.
 
-    The only child of a node is the end token, whose logit is the score. Raises ValueError if a
-    label is empty.
+    After the root there is a node at the end of each label. Its only child is the end token, whose
+    logit is the score. Raises ValueError if a label is empty.
     """
     if not labels or any(not path for path in labels) or len(set(labels)) < len(labels):
         raise ValueError(f"labels must not be empty or equal: {labels!r:.200}")
-    root = Node(prefix=(), children=labels[0][-1:])
-    ends = [Node(prefix=path, children=path[-1:]) for path in labels]
-    return Trie(
-        nodes=(root, *ends),
-        steps=tuple(((number, 0),) for number in range(1, len(ends) + 1)),
-        chains=labels,
-        chain_of=(0, *range(len(labels))),
-    )
+    nodes = [Node(prefix=(), children=labels[0][-1:])]
+    steps = []
+    for path in labels:
+        step = (len(nodes), 0)
+        nodes.append(Node(prefix=path, children=path[-1:]))
+        steps.append((step,))
+    chain_of = (0, *range(len(labels)))
+    return Trie(tuple(nodes), tuple(steps), chains=labels, chain_of=chain_of)
 
 
 @lru_cache(maxsize=2**14)
-def trie(labels: tuple[Path, ...]) -> Trie:
+def trie(labels: tuple[LabelPath, ...]) -> Trie:
     """The trie of `labels`. Raises ValueError if a label is empty, or begins another one."""
     # 1. The tokens that may follow each beginning of a label, numbered in the order of the labels
-    children: dict[Path, dict[int, int]] = {}
+    children: dict[LabelPath, dict[int, int]] = {}
     for path in labels:
         for place, token in enumerate(path):
             numbers = children.setdefault(path[:place], {})
@@ -118,29 +117,32 @@ def on_paths(tree: Trie, labels: Iterable[int]) -> Trie:
     The other labels have no steps.
     """
     # 1. The nodes that stay, and their new indices
-    steps_of = {number: tree.steps[number] for number in labels}
-    nodes = sorted({node for pairs in steps_of.values() for node, _ in pairs})
-    new_index = {node: index for index, node in enumerate(nodes)}
+    kept_labels = set(labels)
+    kept_nodes = sorted({node for label in kept_labels for node, _ in tree.steps[label]})
+    new_index = {node: index for index, node in enumerate(kept_nodes)}
 
     # 2. The steps through them
-    steps = []
-    for number in range(len(tree.steps)):
-        pairs = steps_of.get(number, ())
-        steps.append(tuple((new_index[node], child) for node, child in pairs))
-    return _with_chains([tree.nodes[node] for node in nodes], steps)
+    steps: list[tuple[tuple[int, int], ...]] = []
+    for number, pairs in enumerate(tree.steps):
+        if number in kept_labels:
+            steps.append(tuple((new_index[node], child) for node, child in pairs))
+        else:
+            steps.append(())
+    return _with_chains([tree.nodes[node] for node in kept_nodes], steps)
 
 
 def _with_chains(nodes: Sequence[Node], steps: Sequence[tuple[tuple[int, int], ...]]) -> Trie:
-    """The trie of these nodes, with what is read to reach them."""
+    """The trie of these nodes, with the chains that lead to them."""
     # 1. Chains are prefixes that begin no other one. When sorted, a prefix comes right before those
     # that it begins
     prefixes = sorted(node.prefix for node in nodes)
     chains = []
-    for prefix, following in zip(prefixes, [*prefixes[1:], ()], strict=True):
-        if prefix and following[: len(prefix)] != prefix:
+    for prefix, next_prefix in zip(prefixes, [*prefixes[1:], ()], strict=True):
+        begins_next = next_prefix[: len(prefix)] == prefix
+        if prefix and not begins_next:
             chains.append(prefix)
 
-    # 2. The first chain that each node is part of
+    # 2. The first chain that each node's prefix begins
     chain_of = []
     for node in nodes:
         size = len(node.prefix)
@@ -149,26 +151,29 @@ def _with_chains(nodes: Sequence[Node], steps: Sequence[tuple[tuple[int, int], .
     return Trie(tuple(nodes), tuple(steps), tuple(chains), tuple(chain_of))
 
 
-def with_ends(paths: Sequence[Path], end: int | None) -> tuple[Path, ...] | None:
-    """`paths` with the end token after each that begins another one; None if one still does, or if
-    two are equal.
+def with_ends(paths: Sequence[LabelPath], end: int | None) -> tuple[LabelPath, ...] | None:
+    """`paths` with the end token after each that begins another one.
+
+    end: the end token; None if there is none. Returns None if two paths are then equal, or one
+    still begins another.
 
     >>> with_ends([(1,), (2,), (1, 4)], 0)
     ((1, 0), (2,), (1, 4))
     """
-    prefixes = _beginnings(paths)
     suffix = () if end is None else (end,)
-    ended = []
+    prefixes = _prefixes(paths)
+    result = []
     for path in paths:
-        ended.append(path + suffix if path in prefixes else path)
-    if len(set(ended)) < len(ended) or not _beginnings(ended).isdisjoint(ended):
+        result.append(path + suffix if path in prefixes else path)
+    has_equal = len(set(result)) < len(result)
+    if has_equal or not _prefixes(result).isdisjoint(result):
         return None
-    return tuple(ended)
+    return tuple(result)
 
 
-def _beginnings(paths: Sequence[Path]) -> set[Path]:
-    """Every beginning of a path, shorter than itself and not empty."""
-    return {path[:place] for path in paths for place in range(1, len(path))}
+def _prefixes(paths: Sequence[LabelPath]) -> set[LabelPath]:
+    """All prefixes of all paths, shorter than the path and not empty."""
+    return {path[:size] for path in paths for size in range(1, len(path))}
 
 
 SPACE = "\u2581"
@@ -176,16 +181,19 @@ SPACE = "\u2581"
 
 
 def encodable(text: str) -> str:
-    """`text` with a question mark for each lone surrogate, which an env may show but no tokenizer
-    can read.
-    """
+    """`text` with a question mark for each lone surrogate, which no tokenizer can read."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def prompt_ids(tokenizer: Any, text: str) -> list[int]:
-    """The ids of the prompt `text`, with the special tokens that the tokenizer puts in front."""
+    """The ids of the prompt `text`, with the special tokens that the tokenizer puts in front.
+
+    An end token that it puts at the end is removed.
+    """
     ids: list[int] = tokenizer(encodable(text))["input_ids"]
-    return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
+    if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:
+        return ids[:-1]
+    return ids
 
 
 def check_embedded(
@@ -193,10 +201,10 @@ def check_embedded(
     token_ids: Iterable[int],
     vocabulary: int,
 ) -> None:
-    """Raises CheckpointError for a token that the model cannot read. vocabulary: how many tokens it
-    has embeddings for.
+    """Raises CheckpointError for a token that the model cannot read.
 
-    A tokenizer may have more, e.g. that of Gemma 3 1B, as long as nothing has them.
+    vocabulary: the number of tokens that the model has embeddings for. A tokenizer may have more
+    tokens, e.g. that of Gemma 3 1B, as long as no text has them.
     """
     last = max(token_ids, default=0)
     if last >= vocabulary:
@@ -209,8 +217,9 @@ def check_embedded(
 
 
 def completion_ids(tokenizer: Any, text: str) -> list[int]:
-    """The ids of `text` after a prompt. A label that is a single token only without its leading
-    space loses it.
+    """The ids of `text` after a prompt.
+
+    A text that is a single token only without its leading space loses the space.
     """
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) > 1 and text.startswith(" "):
@@ -220,86 +229,95 @@ def completion_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 @lru_cache(maxsize=2**14)
-def length_behind(tokenizer: Any, text: str) -> int:
+def completion_length(tokenizer: Any, text: str) -> int:
     """The number of tokens of `text` after a prompt. Cached, since a run repeats its comments."""
-    return len(completion_ids(tokenizer, f" {text}".rstrip()))
-
-
-@lru_cache(maxsize=64)
-def label_ids(tokenizer: Any, count: int) -> tuple[Path, ...]:
-    """The tokens of each of the first `count` labels. Raises CheckpointError; see `answer_ids`."""
-    return answer_ids(tokenizer, tuple(label(index) for index in range(count)))
-
-
-@lru_cache(maxsize=2**14)
-def text_ids(tokenizer: Any, choices: tuple[str, ...]) -> tuple[Path, ...]:
-    """The tokens of each of `choices` as an answer in its own words. Raises CheckpointError,
-    ConfigError.
-    """
-    return answer_ids(tokenizer, answers(choices, "text"))
-
-
-@lru_cache(maxsize=2**14)
-def option_ids(tokenizer: Any, choices: tuple[str, ...]) -> tuple[Path, ...]:
-    """The tokens of each of `choices` to be read alone, the end token included. Raises
-    CheckpointError, ConfigError.
-    """
-    if tokenizer.eos_token_id is None:
-        raise CheckpointError(
-            "--answer score needs a tokenizer with an end token; set eos_token in its config"
-        )
-    texts = answers(choices, "score")
-    paths = tuple((*path, tokenizer.eos_token_id) for path in answers_of(tokenizer, texts))
-    same: dict[Path, str] = {}
-    for path, text in zip(paths, texts, strict=True):
-        if same.setdefault(path, text) != text:
-            raise CheckpointError(
-                f"the answers{same[path]} and{text} are the same tokens of this model; use another"
-            )
-    return paths
+    completion = f" {text}".rstrip()
+    return len(completion_ids(tokenizer, completion))
 
 
 def choice_ids(
     tokenizer: Any,
     choices: tuple[str, ...],
     form: str,
-) -> tuple[Path, ...]:
-    """The tokens of the answer for each of `choices`; form: see `types.Answer`. Raises
-    CheckpointError, ConfigError.
+) -> tuple[LabelPath, ...]:
+    """The tokens of the answer for each of `choices`. form: see `types.Answer`.
+
+    Raises CheckpointError, ConfigError.
     """
     if form == "score":
         return option_ids(tokenizer, choices)
-    return label_ids(tokenizer, len(choices)) if form == "label" else text_ids(tokenizer, choices)
+    if form == "label":
+        return label_ids(tokenizer, len(choices))
+    return text_ids(tokenizer, choices)
 
 
-def answer_ids(tokenizer: Any, texts: tuple[str, ...]) -> tuple[Path, ...]:
+@lru_cache(maxsize=64)
+def label_ids(tokenizer: Any, count: int) -> tuple[LabelPath, ...]:
+    """The tokens of each of the first `count` labels. Raises CheckpointError; see `answer_ids`."""
+    texts = tuple(label(index) for index in range(count))
+    return answer_ids(tokenizer, texts)
+
+
+@lru_cache(maxsize=2**14)
+def text_ids(tokenizer: Any, choices: tuple[str, ...]) -> tuple[LabelPath, ...]:
+    """The tokens of each of `choices` as an answer in its own words.
+
+    Raises CheckpointError, ConfigError.
+    """
+    return answer_ids(tokenizer, answers(choices, "text"))
+
+
+@lru_cache(maxsize=2**14)
+def option_ids(tokenizer: Any, choices: tuple[str, ...]) -> tuple[LabelPath, ...]:
+    """The tokens of each of `choices` to be read alone, the end token included.
+
+    Raises CheckpointError, ConfigError.
+    """
+    end = tokenizer.eos_token_id
+    if end is None:
+        raise CheckpointError(
+            "--answer score needs a tokenizer with an end token; set eos_token in its config"
+        )
+    texts = answers(choices, "score")
+    paths = [(*path, end) for path in _encode_answers(tokenizer, texts)]
+    _check_distinct(paths, texts, "use another")
+    return tuple(paths)
+
+
+def answer_ids(tokenizer: Any, texts: tuple[str, ...]) -> tuple[LabelPath, ...]:
     """The tokens of each of the legal answers `texts`, with the end token where one begins another.
 
-    Raises CheckpointError: this tokenizer cannot tell two of them apart.
+    Raises CheckpointError: two answers are the same tokens, or one begins another and there is no
+    end token.
     """
-    paths = [_answer(tokenizer, text) for text in texts]
-    ended = with_ends(paths, tokenizer.eos_token_id)
-    if ended is not None:
-        return ended
-    text_of: dict[Path, str] = {}
-    for path, text in zip(paths, texts, strict=True):
-        other = text_of.setdefault(path, text)
-        if other != text:
-            raise CheckpointError(
-                f"the answers{other} and{text} are the same tokens of this model; use another model"
-            )
+    paths = [_encode_answer(tokenizer, text) for text in texts]
+    with_end = with_ends(paths, tokenizer.eos_token_id)
+    if with_end is not None:
+        return with_end
+    _check_distinct(paths, texts, "use another model")
     raise CheckpointError(
         "one answer begins another, and this model has no end token to tell them apart; use another"
     )
 
 
+def _check_distinct(paths: Sequence[LabelPath], texts: Sequence[str], fix: str) -> None:
+    """Raises CheckpointError if two different texts are the same tokens."""
+    text_of: dict[LabelPath, str] = {}
+    for path, text in zip(paths, texts, strict=True):
+        other = text_of.setdefault(path, text)
+        if other != text:
+            raise CheckpointError(
+                f"the answers{other} and{text} are the same tokens of this model; {fix}"
+            )
+
+
 @lru_cache(maxsize=2**16)
-def _answer(tokenizer: Any, text: str) -> Path:
-    """The ids of an answer after a prompt; see `answers_of`."""
-    return answers_of(tokenizer, (text,))[0]
+def _encode_answer(tokenizer: Any, text: str) -> LabelPath:
+    """The ids of an answer after a prompt; see `_encode_answers`."""
+    return _encode_answers(tokenizer, (text,))[0]
 
 
-def answers_of(tokenizer: Any, texts: Sequence[str]) -> list[Path]:
+def _encode_answers(tokenizer: Any, texts: Sequence[str]) -> list[LabelPath]:
     """The ids of each of these answers after a prompt.
 
     An answer loses its leading space where that costs a token, or where the tokenizer puts one
@@ -309,19 +327,21 @@ def answers_of(tokenizer: Any, texts: Sequence[str]) -> list[Path]:
     texts = [encodable(text) for text in texts]
     paths = [tuple(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
-    # 2. Without their leading space, those that have one and take several tokens
-    places = []
-    for place, text in enumerate(texts):
-        if text.startswith(" ") and len(paths[place]) > 1:
-            places.append(place)
-    if not places:
+    # 2. Those that begin with a space and are several tokens, also without the space
+    numbers = []
+    for number, text in enumerate(texts):
+        if text.startswith(" ") and len(paths[number]) > 1:
+            numbers.append(number)
+    if not numbers:
         return paths
-    bare_texts = [texts[place][1:] for place in places]
+    bare_texts = [texts[number][1:] for number in numbers]
     bare_paths = tokenizer(bare_texts, add_special_tokens=False)["input_ids"]
-    for place, ids in zip(places, bare_paths, strict=True):
-        is_shorter = 0 < len(ids) < len(paths[place])
+
+    # 3. Take these where they are shorter, or have a space all the same
+    for number, ids in zip(numbers, bare_paths, strict=True):
+        is_shorter = 0 < len(ids) < len(paths[number])
         if is_shorter or (ids and _has_space(tokenizer, ids[0])):
-            paths[place] = tuple(ids)
+            paths[number] = tuple(ids)
     return paths
 
 

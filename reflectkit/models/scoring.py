@@ -31,7 +31,7 @@ from reflectkit.models.architecture import (
     trunk_of,
     unwrapped,
 )
-from reflectkit.models.labels import Path, Trie, apart, on_paths, trie
+from reflectkit.models.labels import LabelPath, Trie, on_paths, separate_labels, trie
 from reflectkit.models.rows import (
     Plan,
     Row,
@@ -50,6 +50,9 @@ PASS_TOKENS = 16384
 """Tokens of a pass that reads separate labels."""
 BLOCK = {"cpu": 2**23, "cuda": 2**26}
 """Logits that are in memory at once, by device."""
+
+Part = tuple[tuple[int, ...], Trie]
+"""A prompt, and separate labels to read after it."""
 
 
 class Scorer(nn.Module):
@@ -107,25 +110,30 @@ class Scorer(nn.Module):
 def choice_logprobs(
     model: Any,
     prompts: Sequence[Sequence[int]],
-    labels: Sequence[tuple[Path, ...]],
+    labels: Sequence[tuple[LabelPath, ...]],
     *,
     pad_id: int,
     temperature: float = 1.0,
     share: bool = False,
     separately: bool = False,
-    needed: Sequence[Sequence[int]] | None = None,
+    subset: Sequence[Sequence[int]] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of the legal labels after each prompt.
 
     Gradients flow unless the caller disables them; without them, the common beginning of the
     prompts is read once.
 
-    model: a model or its Scorer. prompts: the token ids of B prompts. labels: the token ids of each
-    prompt's legal labels, at most K. temperature: divides the logits at each node of the tree of
-    labels, > 0. share: whether a common beginning of prompts is read once with gradients too, if
-    the model allows. separately: whether each label is read alone, see `label_scores`. needed: for
-    each prompt, the labels whose log-probabilities are needed, as their numbers; only their paths
-    are read, and those of other labels may be -inf. Default: all.
+    Parameters
+    ----------
+    model: a model or its Scorer.
+    prompts: the token ids of B prompts.
+    labels: the token ids of each prompt's legal labels, at most K.
+    temperature: divides the logits at each node of the tree of labels, > 0.
+    share: whether a common beginning of prompts is read once with gradients too, if the model
+        allows.
+    separately: whether each label is read alone, see `label_scores`.
+    subset: for each prompt, the numbers of the labels to score. Only their paths are read, and the
+        log-probabilities of others may be -inf. Default: all labels.
 
     Returns
     -------
@@ -139,18 +147,21 @@ def choice_logprobs(
     # 1. The nodes of all trees of labels, prompt by prompt, the root first; at a node labels differ
     device = next(model.parameters()).device
     tries = [trie(tuple(row)) for row in labels]
-    if needed is not None:
-        tries = [on_paths(tree, row) for tree, row in zip(tries, needed, strict=True)]
+    if subset is not None:
+        tries = [on_paths(tree, numbers) for tree, numbers in zip(tries, subset, strict=True)]
     children = [node.children for tree in tries for node in tree.nodes]
 
     # 2. The tokens of their children, padded to C
     width = max(map(len, children))
-    padded = [[*tokens, *[tokens[0]] * (width - len(tokens))] for tokens in children]
-    children_NC = torch.tensor(padded, device=device)
+    padded_children = []
+    for tokens in children:
+        padding = [tokens[0]] * (width - len(tokens))
+        padded_children.append([*tokens, *padding])
+    children_NC = torch.tensor(padded_children, device=device)
     count_N1 = torch.tensor([[len(tokens)] for tokens in children], device=device)
     legal_NC = torch.arange(width, device=device) < count_N1
 
-    # 3. Hidden states and logits at the nodes
+    # 3. How the rows are read: with branches, as a plan says, or each from its start
     has_chains = any(tree.chains for tree in tries)
     together = has_chains and not share and reads_branches(model)
     rows, nodes = _rows_and_nodes(prompts, tries, together)
@@ -158,6 +169,8 @@ def choice_logprobs(
     if not together:
         stems = [row.stem for row in rows]
         plan = _plan(model, stems, len(prompts), share or has_chains)
+
+    # 4. Hidden states and logits at the nodes
     if plan is not None:
         bare = model.model if is_scorer(model) else model
         hidden_ND = read(trunk_of(bare), plan, pad_id).hidden_at(nodes)
@@ -165,11 +178,11 @@ def choice_logprobs(
     else:
         hidden_ND, logits_NC = _score_rows(model, rows, nodes, children_NC, pad_id)
 
-    # 4. Log-probabilities of the children of each node
+    # 5. Log-probabilities of the children of each node
     logits_NC = logits_NC.float().masked_fill(~legal_NC, float("-inf"))
     logprobs_NC = torch.log_softmax(logits_NC / temperature, dim=-1)
 
-    # 5. Log-probabilities of the labels, unless they are the children of the roots
+    # 6. Log-probabilities of the labels, unless they are the children of the roots
     if len(children) == len(prompts):
         return logprobs_NC, hidden_ND
     sizes = [len(tree.nodes) for tree in tries]
@@ -181,18 +194,19 @@ def choice_logprobs(
 def _plan(
     model: Any,
     rows: Sequence[Sequence[int]],
-    prompts: int,
+    prompt_count: int,
     share: bool,
 ) -> Plan | None:
-    """The plan for reading `rows` of `prompts` prompts; None: in one pass, each row from its start.
+    """The plan for reading `rows`; None: in one pass, each row from its start.
 
-    share: whether rows may be read as a tree.
+    prompt_count: the number of prompts that the rows begin with. share: whether rows may be read as
+    a tree.
     """
     # 1. As a tree of their tokens
     bare = model.model if type(model) is Scorer else model
     is_sampling = not torch.is_grad_enabled()
     if share and can_share(bare):
-        most_rows = max(PASS_ROWS, prompts) if is_sampling else None
+        most_rows = max(PASS_ROWS, prompt_count) if is_sampling else None
         return plan_tree(rows, most=most_rows)
 
     # 2. First the common beginning of all rows
@@ -222,7 +236,7 @@ def _score_rows(
 def label_scores(
     model: Any,
     prompts: Sequence[Sequence[int]],
-    labels: Sequence[tuple[Path, ...]],
+    labels: Sequence[tuple[LabelPath, ...]],
     *,
     pad_id: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -240,7 +254,7 @@ def label_scores(
     # 1. The different labels of each different prompt, numbered
     device = next(model.parameters()).device
     keys = [tuple(prompt) for prompt in prompts]
-    numbers_of: dict[tuple[int, ...], dict[Path, int]] = {}
+    numbers_of: dict[tuple[int, ...], dict[LabelPath, int]] = {}
     for prompt, row in zip(keys, labels, strict=True):
         numbers = numbers_of.setdefault(prompt, {})
         for path in row:
@@ -248,75 +262,90 @@ def label_scores(
 
     # 2. Parts, each of a prompt and labels that fit into a row
     together = _hides_branches(model.model if is_scorer(model) else model)
-    parts: list[tuple[tuple[int, ...], Trie]] = []
+    parts: list[Part] = []
     for prompt, numbers in numbers_of.items():
         most_tokens = max(LABEL_TOKENS, 2 * len(prompt))
         for group in _groups(tuple(numbers), together, most_tokens):
-            parts.append((prompt, apart(group)))
+            parts.append((prompt, separate_labels(group)))
 
-    # 3. Passes of parts with similar lengths; a model that is spread over processes has one pass
-    order = sorted(range(len(parts)), key=lambda number: _row_length(parts[number]))
+    # 3. The S scores of all parts in one tensor, with one more at the end for no label
+    scores, hidden = _score_parts(model, parts, together, pad_id)
+    no_score = hidden[0].new_zeros(1).float()
+    scores_S = torch.cat([*scores, no_score])
+
+    # 4. The first score and the hidden state of each prompt
+    first_of: dict[tuple[int, ...], int] = {}
+    hidden_of: dict[tuple[int, ...], torch.Tensor] = {}
+    score_count = 0
+    for number, (prompt, tree) in enumerate(parts):
+        first_of.setdefault(prompt, score_count)
+        hidden_of.setdefault(prompt, hidden[number])
+        score_count += len(tree.chains)
+
+    # 5. The scores of each prompt's labels
+    width = max(map(len, labels))
+    index_BK = torch.full((len(prompts), width), score_count)
+    for number, (prompt, row) in enumerate(zip(keys, labels, strict=True)):
+        numbers = numbers_of[prompt]
+        index = [first_of[prompt] + numbers[path] for path in row]
+        index_BK[number, : len(row)] = torch.tensor(index)
+    index_BK = index_BK.to(device)
+    scores_BK = scores_S[index_BK].masked_fill(index_BK == score_count, float("-inf"))
+    hidden_BD = torch.stack([hidden_of[prompt] for prompt in keys])
+    return scores_BK, hidden_BD
+
+
+def _score_parts(
+    model: Any,
+    parts: Sequence[Part],
+    together: bool,
+    pad_id: int,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """(the scores of its labels, the hidden state of its prompt) of each part.
+
+    together: whether a part is one row.
+    """
+    # 1. Passes of parts with similar lengths; a model that is spread over processes has one pass
+    order = sorted(range(len(parts)), key=lambda number: _part_length(parts[number]))
     is_spread = is_scorer(model) and type(model) is not Scorer
-    longest = max(1, _row_length(parts[order[-1]]))
-    most_parts = len(parts) if is_spread else max(1, PASS_TOKENS // longest)
+    longest = max(1, _part_length(parts[order[-1]]))
+    pass_size = len(parts) if is_spread else max(1, PASS_TOKENS // longest)
+    device = next(model.parameters()).device
     scores: dict[int, torch.Tensor] = {}
     hidden: dict[int, torch.Tensor] = {}
-    for first in range(0, len(order), most_parts):
-        part_numbers = order[first : first + most_parts]
-        stems = [parts[number][0] for number in part_numbers]
-        tries = [parts[number][1] for number in part_numbers]
-        rows, nodes = _rows_and_nodes(stems, tries, together)
+    for first in range(0, len(order), pass_size):
+        # 2. A pass
+        numbers = order[first : first + pass_size]
+        prompts = [parts[number][0] for number in numbers]
+        tries = [parts[number][1] for number in numbers]
+        rows, nodes = _rows_and_nodes(prompts, tries, together)
         ends = [node.children for tree in tries for node in tree.nodes]
         end_N1 = torch.tensor(ends, device=device)
         hidden_ND, logits_N1 = _score_rows(model, rows, nodes, end_N1, pad_id)
 
-        # The root of a part is the end of the prompt; each other node is the end of a label
+        # 3. Its parts. The root is the end of the prompt; each other node is the end of a label
         sizes = [len(tree.nodes) for tree in tries]
         hidden_of_parts = hidden_ND.split(sizes)
         logits_of_parts = logits_N1.split(sizes)
-        for place, number in enumerate(part_numbers):
+        for place, number in enumerate(numbers):
             hidden[number] = hidden_of_parts[place][0]
             scores[number] = logits_of_parts[place][1:, 0].float()
-
-    # 4. The S scores of all parts in one tensor, with one more at the end for no label
-    score_parts = [scores[number] for number in range(len(parts))]
-    no_score = hidden_ND.new_zeros(1).float()
-    scores_S = torch.cat([*score_parts, no_score])
-
-    # 5. The first score and the hidden state of each prompt
-    first_of: dict[tuple[int, ...], int] = {}
-    state_of: dict[tuple[int, ...], torch.Tensor] = {}
-    score_count = 0
-    for number, (prompt, tree) in enumerate(parts):
-        first_of.setdefault(prompt, score_count)
-        state_of.setdefault(prompt, hidden[number])
-        score_count += len(tree.chains)
-
-    # 6. The scores of each prompt's labels
-    width = max(map(len, labels))
-    index_BK = torch.full((len(prompts), width), score_count)
-    for place, (prompt, row) in enumerate(zip(keys, labels, strict=True)):
-        numbers = numbers_of[prompt]
-        index = [first_of[prompt] + numbers[path] for path in row]
-        index_BK[place, : len(row)] = torch.tensor(index)
-    index_BK = index_BK.to(device)
-    scores_BK = scores_S[index_BK].masked_fill(index_BK == score_count, float("-inf"))
-    hidden_BD = torch.stack([state_of[prompt] for prompt in keys])
-    return scores_BK, hidden_BD
+    every = range(len(parts))
+    return [scores[number] for number in every], [hidden[number] for number in every]
 
 
 def _groups(
-    labels: tuple[Path, ...],
+    labels: tuple[LabelPath, ...],
     together: bool,
     most_tokens: int,
-) -> list[tuple[Path, ...]]:
+) -> list[tuple[LabelPath, ...]]:
     """`labels` in groups of at most `most_tokens` tokens. A longer label is alone in its group.
 
     together: whether a group is read as one row; otherwise there is one group, of many rows.
     """
     if not together:
         return [labels]
-    groups: list[list[Path]] = []
+    groups: list[list[LabelPath]] = []
     size = 0
     for path in labels:
         if not groups or size + len(path) > most_tokens:
@@ -327,7 +356,7 @@ def _groups(
     return [tuple(group) for group in groups]
 
 
-def _row_length(part: tuple[Sequence[int], Trie]) -> int:
+def _part_length(part: Part) -> int:
     """The number of tokens of a prompt and its labels."""
     prompt, tree = part
     return len(prompt) + sum(map(len, tree.chains))

@@ -24,7 +24,7 @@ from reflectkit.seeding import uniform
 if TYPE_CHECKING:
     import torch
 
-    from reflectkit.models.labels import Path as LabelPath
+    from reflectkit.models.labels import LabelPath
 
 
 @dataclass(frozen=True, slots=True)

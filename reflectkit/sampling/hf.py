@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from reflectkit.errors import CheckpointError
-from reflectkit.models.labels import Path, check_embedded, trie
+from reflectkit.models.labels import LabelPath, check_embedded, trie
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import choice_logprobs, label_scores
 from reflectkit.rollouts.episode import Batcher
 from reflectkit.sampling.base import SampleOutput, SampleRequest, ScoreMemo, Truncation, draw_label
 from reflectkit.sampling.decoding import PrefixCache, decode
 
-Key = tuple[tuple[Path, ...], tuple[int, ...], float]
+Key = tuple[tuple[LabelPath, ...], tuple[int, ...], float]
 """Labels, prompt and temperature of a score."""
 
 
@@ -66,7 +66,7 @@ class LocalSampler:
         """KV cache of the prompts of texts."""
         self.scores = ScoreMemo()
         """What was scored since the weights changed."""
-        self.label_scores: dict[tuple[int, ...], dict[Path, float]] = {}
+        self.label_scores: dict[tuple[int, ...], dict[LabelPath, float]] = {}
         """The scores of labels that were read alone since then, by prompt."""
         self._has_read = False
         self._batcher: Batcher[SampleRequest, SampleOutput] = Batcher(self._answer, rank)
@@ -166,7 +166,7 @@ class LocalSampler:
         if sum(map(len, self.label_scores.values())) > MOST_LABELS:
             self.label_scores.clear()
         # 1. The labels that are missing, by prompt
-        missing: dict[tuple[int, ...], dict[Path, None]] = {}
+        missing: dict[tuple[int, ...], dict[LabelPath, None]] = {}
         for request in requests:
             scores = self.label_scores.setdefault(request.prompt_ids, {})
             new = dict.fromkeys(path for path in request.labels if path not in scores)

@@ -19,7 +19,7 @@ import tempfile
 import weakref
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import replace
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -35,7 +35,7 @@ from reflectkit.models.checkpoint_metadata import (
     load_tokenizer,
 )
 from reflectkit.models.hub import same_model
-from reflectkit.models.labels import Path, check_embedded, trie
+from reflectkit.models.labels import LabelPath, check_embedded, trie
 from reflectkit.models.load import POLICY_ADAPTER, LoadedModel
 from reflectkit.sampling import checks
 from reflectkit.sampling.base import (
@@ -78,7 +78,7 @@ class WeightsFolder:
     They are removed at the end.
     """
 
-    def __init__(self, folder: FilePath | None, there: str = "") -> None:
+    def __init__(self, folder: Path | None, there: str = "") -> None:
         self._temporary = folder is None
         self._holding = contextlib.ExitStack()
         self.folder = _temporary_folder(self._holding) if folder is None else folder
@@ -112,7 +112,7 @@ class WeightsFolder:
             player.tokenizer.save_pretrained(staging)
         return self._path_there(name)
 
-    def copy(self, folder: FilePath, name: str) -> str:
+    def copy(self, folder: Path, name: str) -> str:
         """The path on the server's machine of the adapter in `folder`: a copy called `name` if the
         user named a folder that the server sees. Raises ConfigError if that cannot be written.
         """
@@ -144,16 +144,16 @@ class WeightsFolder:
 TEMPORARY = "reflectkit-weights-"
 
 
-def _temporary_folder(holding: contextlib.ExitStack) -> FilePath:
+def _temporary_folder(holding: contextlib.ExitStack) -> Path:
     """A new temporary folder, locked and then removed by `holding`. Those that killed processes
     left are removed.
     """
-    for leftover in FilePath(tempfile.gettempdir()).glob(f"{TEMPORARY}*"):
+    for leftover in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*"):
         with contextlib.suppress(OSError):  # of another user
             if (leftover / LOCK).exists() and not is_locked(leftover):
                 shutil.rmtree(leftover, ignore_errors=True)
     while True:
-        folder = FilePath(
+        folder = Path(
             holding.enter_context(
                 tempfile.TemporaryDirectory(prefix=TEMPORARY, ignore_cleanup_errors=True)
             )
@@ -164,7 +164,7 @@ def _temporary_folder(holding: contextlib.ExitStack) -> FilePath:
             return folder
 
 
-def _remove_versions(folder: FilePath, prefix: str) -> None:
+def _remove_versions(folder: Path, prefix: str) -> None:
     for version in folder.glob(f"{prefix}-v*"):
         shutil.rmtree(version, ignore_errors=True)
 
@@ -256,7 +256,7 @@ class ServerSampler:
                 f" {here} here); serve the policy's own base, with its tokenizer"
             )
 
-    async def load(self, folder: FilePath) -> None:
+    async def load(self, folder: Path) -> None:
         """Sample from the adapter in `folder`, which the server must see. Raises ConfigError."""
         name = f"reflectkit-{sha256(folder / 'adapter_model.safetensors')[:12]}"
         weights = Weights(name, path=self.store.copy(folder, name))
@@ -370,7 +370,7 @@ class ServerSampler:
     async def _score(
         self,
         weights: Weights,
-        labels: tuple[Path, ...],
+        labels: tuple[LabelPath, ...],
         prompt: tuple[int, ...],
         temperature: float,
     ) -> tuple[float, ...]:
@@ -378,7 +378,7 @@ class ServerSampler:
         the paths.
         """
 
-        async def at(prefix: Path, children: Path) -> tuple[float, ...]:
+        async def at(prefix: LabelPath, children: LabelPath) -> tuple[float, ...]:
             if len(children) == 1:
                 return (0.0,)
             values: dict[int, float] = {}
@@ -561,7 +561,7 @@ def open_server(
         patience_s=settings.server_patience_s,
         connections=settings.server_connections,
     )
-    folder, player = FilePath(opening.checkpoint), opening.player
+    folder, player = Path(opening.checkpoint), opening.player
     role = player.role if player else check_role(opening.checkpoint, opening.role)
     tokenizer = player.tokenizer if player else load_tokenizer(opening.checkpoint)
     base = base_of(folder) or opening.checkpoint

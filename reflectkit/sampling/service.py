@@ -12,7 +12,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
@@ -31,7 +31,7 @@ from reflectkit.models.checkpoint_metadata import (
     model_facts,
 )
 from reflectkit.models.hub import looks_local, same_model
-from reflectkit.models.labels import Path, Trie, check_embedded, trie
+from reflectkit.models.labels import LabelPath, Trie, check_embedded, trie
 from reflectkit.sampling import checks
 from reflectkit.sampling.base import SampleOutput, SampleRequest, ScoreMemo, draw_label, tempered
 from reflectkit.sampling.engine import PlayerEngineConfig, ServiceAccess, service_url
@@ -143,7 +143,7 @@ def open_service(
     return TinkerService(service_url(name), settings, notify)
 
 
-def label_rows(prompt: Sequence[int], labels: tuple[Path, ...]) -> list[tuple[int, ...]]:
+def label_rows(prompt: Sequence[int], labels: tuple[LabelPath, ...]) -> list[tuple[int, ...]]:
     """What is read to score `labels` after `prompt`: a row for each label, up to the last place
     where it parts from others.
 
@@ -155,7 +155,7 @@ def label_rows(prompt: Sequence[int], labels: tuple[Path, ...]) -> list[tuple[in
     return [(*prompt, *label[: last + 1]) for label, last in zip(labels, lasts, strict=True)]
 
 
-def label_places(tree: Trie, labels: Sequence[Path]) -> list[list[tuple[int, int]]]:
+def label_places(tree: Trie, labels: Sequence[LabelPath]) -> list[list[tuple[int, int]]]:
     """For each node and child, (the row of `label_rows`, the place in the label) where the child's
     token is read.
 
@@ -175,7 +175,7 @@ def label_places(tree: Trie, labels: Sequence[Path]) -> list[list[tuple[int, int
 
 def label_logprobs(
     prompt: Sequence[int],
-    labels: tuple[Path, ...],
+    labels: tuple[LabelPath, ...],
     logprobs: Sequence[Sequence[float]],
     temperature: float,
 ) -> tuple[float, ...]:
@@ -201,7 +201,7 @@ LARGEST = 8 * 2**30
 def unpack(
     archive: bytes,
     base: str,
-    folder: FilePath,
+    folder: Path,
     url: str,
 ) -> None:
     """Write the adapter in `archive` to `folder`, as one of `base`. Raises ConfigError if it is
@@ -212,7 +212,7 @@ def unpack(
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:*") as files:
             for member in files:
-                name = FilePath(member.name).name
+                name = Path(member.name).name
                 if member.isfile() and name in ADAPTER_FILES and member.size <= LARGEST:
                     reader = files.extractfile(member)
                     assert reader is not None
@@ -238,7 +238,7 @@ def unpack(
     write_json(folder / ADAPTER_FILES[0], config | settings)
 
 
-Scored = tuple[tuple[int, ...], tuple[Path, ...], float]
+Scored = tuple[tuple[int, ...], tuple[LabelPath, ...], float]
 """Prompt, labels and temperature of a score."""
 
 
@@ -473,7 +473,7 @@ def open_saved(
     engine: see `saved_on`. Raises CheckpointError: it was trained for another role, or the service
     does not have its weights any more. GoneError: the service is away.
     """
-    facts = model_facts(FilePath(checkpoint)) if looks_local(checkpoint) else {}
+    facts = model_facts(Path(checkpoint)) if looks_local(checkpoint) else {}
     record = facts.get(SERVICE)
 
     # 1. Weights that were trained there

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from reflectkit.models.labels import Path, trie
+from reflectkit.models.labels import LabelPath, trie
 from reflectkit.models.rows import Chunk, plan_tree, shared_length
 from reflectkit.models.scoring import choice_logprobs, entropy, token_logprobs
 from reflectkit.types import Sample
@@ -39,7 +39,7 @@ class Unit:
 
     tokens: tuple[int, ...]
     """The tokens of the text, or of the prompt."""
-    choices: tuple[Path, ...]
+    choices: tuple[LabelPath, ...]
     """The tokens of each legal label (K) after the prompt; empty for a text."""
     rows: tuple[int, ...]
     """Indices of its samples."""
@@ -162,7 +162,9 @@ def _packed_by_prompt(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]
     """
     batches: list[list[Unit]] = []
     size = 0
-    read: set[tuple[tuple[int, ...], Path]] = set()  # prompts and labels of the last micro-batch
+    read: set[tuple[tuple[int, ...], LabelPath]] = (
+        set()
+    )  # prompts and labels of the last micro-batch
     for unit in sorted(parts, key=lambda unit: unit.tokens):
         # 1. What this unit adds to the last micro-batch: its prompt, and labels that are not there
         labels = {(unit.tokens, path) for path in unit.choices}

@@ -36,8 +36,8 @@ from reflectkit.train.microbatch import Scored, Unit, scored_choices, units
 from reflectkit.types import ANSWERS, Sample
 
 PROBE_TOKENS = 16
-"""Of the row whose log-probabilities identify saved weights."""
-SAME = 0.02
+"""Tokens of the row whose log-probabilities identify saved weights."""
+PROBE_TOLERANCE = 0.02
 """Nats by which these may differ where the weights are the same; services round to bfloat16."""
 
 
@@ -75,22 +75,27 @@ def refuse_other_weights(
     here: Sequence[float],
     saved: Sequence[float],
 ) -> None:
-    """Raises CheckpointError if the weights loaded from `path` have another `probe` than the saved
-    ones had.
+    """Raises CheckpointError unless the weights loaded from `path` are those that were saved.
+
+    here, saved: the `probe` of the weights now, and when they were saved.
     """
-    apart = max(abs(one - other) for one, other in zip(here, saved, strict=True))
-    if not apart <= SAME:
-        difference = f"log-probabilities differ by {apart:.2g} nats"
+    pairs = zip(here, saved, strict=True)
+    gap = max(abs(now - before) for now, before in pairs)
+    if not gap <= PROBE_TOLERANCE:
+        difference = f"log-probabilities differ by {gap:.2g} nats"
         raise CheckpointError(f"{path} holds other weights than were saved ({difference})")
 
 
 class ServiceLearner(PolicyLearner):
     """Learns with an adapter on a service.
 
-    base: of the policy, as a folder or a hub id, for its tokenizer and config. record: what a
-    checkpoint says about the service. start: the policy that training started from, for a KL
-    penalty. clips: whether the loss of a token is `losses.clipped_loss`. meter: counts what is
-    asked.
+    Parameters
+    ----------
+    base: of the policy, as a folder or a hub id, for its tokenizer and config.
+    record: what a checkpoint says about the service.
+    start: the policy that training started from, for a KL penalty.
+    clips: whether the loss of a token is `losses.clipped_loss`.
+    meter: counts and pays what is asked.
     """
 
     def __init__(
@@ -110,8 +115,14 @@ class ServiceLearner(PolicyLearner):
     ) -> None:
         super().__init__(settings, None, notify)
         self.meter = meter or Meter()
-        self.adapter, self.tokenizer, self.base, self.start = adapter, tokenizer, base, start
-        self.record, self.role, self.answer, self.clips = dict(record), role, answer, clips
+        self.adapter = adapter
+        self.tokenizer = tokenizer
+        self.base = base
+        self.start = start
+        self.record = dict(record)
+        self.role = role
+        self.answer = answer
+        self.clips = clips
         self.url = str(self.record.get("engine", "the service"))
         self._prefix = f"reflectkit-{secrets.token_hex(4)}"
         self._saves = 0
@@ -129,27 +140,30 @@ class ServiceLearner(PolicyLearner):
         facts: Mapping[str, Any],
         write_rest: Callable[[Path], None] | None = None,
     ) -> None:
-        known = {"role": self.role, SERVICE: self.record} | dict(facts)
-        save_without_weights(folder, self.base, self.tokenizer, known, self.answer, write_rest)
+        all_facts = {"role": self.role, SERVICE: self.record, **facts}
+        save_without_weights(folder, self.base, self.tokenizer, all_facts, self.answer, write_rest)
 
     @override
     def state(self) -> LearnerState:
-        """Saves weights and optimizer on the service; their path there is part of the state, and so
-        is what they say, to be compared when they are loaded.
+        """Saves weights and optimizer on the service. The state has their path there, and their
+        `probe`, to be compared when they are loaded.
         """
         self._saves += 1
-        self.record["state"] = run_sync(self.adapter.save(f"{self._prefix}-{self._saves}"))
-        said = {**self.record, "probe": probe(self.adapter, self.tokenizer)}
-        return LearnerState({"pace": self.pace, SERVICE: said, "metered": self.meter.state()}, {})
+        name = f"{self._prefix}-{self._saves}"
+        self.record["state"] = run_sync(self.adapter.save(name))
+        service = {**self.record, "probe": probe(self.adapter, self.tokenizer)}
+        numbers = {"pace": self.pace, SERVICE: service, "metered": self.meter.state()}
+        return LearnerState(numbers, {})
 
     @override
     def load(self, state: LearnerState) -> None:
-        saved = state.numbers[SERVICE]
-        run_sync(self.adapter.load(saved["state"]))
-        self.record["state"] = saved["state"]
+        service = state.numbers[SERVICE]
+        path = service["state"]
+        run_sync(self.adapter.load(path))
+        self.record["state"] = path
         self.pace = float(state.numbers["pace"])
         self.meter.restore(state.numbers["metered"])
-        refuse_other_weights(saved["state"], probe(self.adapter, self.tokenizer), saved["probe"])
+        refuse_other_weights(path, probe(self.adapter, self.tokenizer), service["probe"])
 
     @override
     def forget(self) -> None:
@@ -163,16 +177,18 @@ class ServiceLearner(PolicyLearner):
         rate: float = 1.0,
         entropy_rate: float = 1.0,
     ) -> LossOutput:
-        """See `PolicyLearner.update`; with the most requests that the sampler had in flight, and
-        what the service has cost so far, if its prices are known.
+        """See `PolicyLearner.update`.
+
+        Two metrics are added: the most requests that the sampler had in flight, and what the
+        service has cost so far, if its prices are known.
         """
         output = super().update(samples, generator, rate, entropy_rate)
-        more: dict[str, float] = {}
+        metrics = dict(output.metrics)
         if isinstance(self._sampler, ServiceSampler):
-            more["requests_in_flight"] = self._sampler.most_in_flight
+            metrics["requests_in_flight"] = self._sampler.most_in_flight
         if any(self.meter.prices.values()):
-            more["service_usd"] = self.meter.total_usd
-        return replace(output, metrics={**output.metrics, **more})
+            metrics["service_usd"] = self.meter.total_usd
+        return replace(output, metrics=metrics)
 
     @override
     def _begin(self, samples: Sequence[Sample]) -> list[Unit]:
@@ -185,34 +201,37 @@ class ServiceLearner(PolicyLearner):
         minibatch: Sequence[Unit],
         may_stop: bool,
     ) -> dict[str, float] | None:
-        numbers = [row for unit in minibatch for row in unit.rows]
-        here = [samples[number] for number in numbers]
-
+        # 1. The rows, the weights of their tokens in the loss, and the tokens that are not replayed
         rows = rows_of(minibatch)
+        numbers = [number for unit in minibatch for number in unit.rows]
+        here = [samples[number] for number in numbers]
+        token_counts = {number: sum(samples[number].loss_mask) for number in numbers}
+        token_weights = self._token_weights(token_counts)
+        fresh_tokens = 0
+        for number, count in token_counts.items():
+            if not samples[number].replayed:
+                fresh_tokens += count
         if self._service_has_loss(samples, minibatch):
-            return self._clipped_step(samples, minibatch, rows, here, numbers)
+            return self._clipped_step(samples, minibatch, here, token_weights, fresh_tokens)
 
-        # 1. The service reads the rows
+        # 2. The service reads the rows
+        temperature = self.settings.temperature
         logprobs = self._read(self.adapter, rows)
         reference_N: torch.Tensor | None = None
         if self.start is not None:
             frozen = [torch.tensor(values) for values in self._read(self.start, rows)]
-            reference_N = scored_rows(
-                samples, minibatch, frozen, self.settings.temperature
-            ).logprob_N
+            reference_N = scored_rows(samples, minibatch, frozen, temperature).logprob_N
 
-        # 2. The loss, and its slope at each log-probability
+        # 3. The loss, and its slope at each log-probability
         leaves = [torch.tensor(values, requires_grad=True) for values in logprobs]
-        scored = scored_rows(samples, minibatch, leaves, self.settings.temperature)
-        token_weights = self._token_weights(
-            {number: sum(samples[number].loss_mask) for number in numbers}
-        )
-        fresh = sum(
-            sum(samples[number].loss_mask) for number in numbers if not samples[number].replayed
-        )
-        loss, figures = self._loss(samples, scored, reference_N, token_weights, fresh)
+        scored = scored_rows(samples, minibatch, leaves, temperature)
+        loss, figures = self._loss(samples, scored, reference_N, token_weights, fresh_tokens)
         loss.backward()
-        slopes = [[0.0] * len(leaf) if leaf.grad is None else leaf.grad.tolist() for leaf in leaves]
+        slopes = []
+        for leaf in leaves:
+            slopes.append([0.0] * len(leaf) if leaf.grad is None else leaf.grad.tolist())
+
+        # 4. Compare with the sampler; no step is made if the policy has moved too far
         is_first = self._changes is not None
         if self._changes is not None:
             self._compare(self._changes)
@@ -221,102 +240,103 @@ class ServiceLearner(PolicyLearner):
         check_finite(figures | {"slope": steepest, "objective": float(loss.detach())}, here)
         if may_stop and self._has_moved_too_far(figures["kl"]):
             return None
-
         if not all(unit.choices for unit in minibatch):
-            del figures["entropy"]  # which texts have none of here
+            del figures["entropy"]  # texts have none here
 
-        # 3. The service adds up the gradients and makes a step
+        # 5. The service adds up the gradients and makes a step
         answer = run_sync(self.adapter.backward(rows, logprobs, slopes))
         checks.rows(rows, answer, self.url)
         if is_first:
             self._compare_choices(minibatch, logprobs, answer)
-        return self._stepped(figures, here)
+        return self._make_step(figures, here)
 
     def _compare_choices(
         self,
         minibatch: Sequence[Unit],
-        known: Sequence[Sequence[float]],
+        earlier: Sequence[Sequence[float]],
         answer: Sequence[Sequence[float]],
     ) -> None:
-        """Report how far the log-probabilities of choices are from `known`, which may have been
-        read to play. Raises MismatchError.
+        """Report how far the log-probabilities of choices are from `earlier` ones.
+
+        earlier, answer: of the tokens of each row of `rows_of`. The earlier ones may have been read
+        to play. Raises MismatchError.
         """
         differences: list[float] = []
         lengths: list[int] = []
         first = 0
         for unit in minibatch:
-            place = len(unit.tokens) - 1
+            prompt_size = len(unit.tokens) - 1
             for row in range(first, first + len(unit.choices)):
-                pairs = zip(answer[row][place:], known[row][place:], strict=True)
-                tokens = [new - old for new, old in pairs]
-                differences += tokens
-                lengths.append(len(tokens))
+                label = answer[row][prompt_size:]
+                earlier_label = earlier[row][prompt_size:]
+                differences += [new - old for new, old in zip(label, earlier_label, strict=True)]
+                lengths.append(len(label))
             first += max(1, len(unit.choices))
         if differences:
             self._compare([(torch.tensor(differences), lengths)])
 
     def _service_has_loss(self, samples: Sequence[Sample], minibatch: Sequence[Unit]) -> bool:
-        """Whether the service's own clipped loss is that of these rows: texts of the present
-        policy, with nothing added to it. It reads them once instead of twice.
+        """Whether the service's own clipped loss is that of these rows. It reads them once instead
+        of twice.
+
+        That needs texts of the present policy, and a loss to which nothing is added.
         """
         settings = self.settings
-        has_policy_loss_only = (
-            self.start is None
-            and settings.mask == "none"
-            and not settings.is_cap
-            and not settings.target_kl
-        )
-        texts = all(not unit.choices and not samples[unit.rows[0]].replayed for unit in minibatch)
-        return self.clips and has_policy_loss_only and texts
+        is_extended = bool(settings.is_cap or settings.target_kl) or settings.mask != "none"
+        if not self.clips or self.start is not None or is_extended:
+            return False
+        return not any(unit.choices or samples[unit.rows[0]].replayed for unit in minibatch)
 
     def _clipped_step(
         self,
         samples: Sequence[Sample],
         minibatch: Sequence[Unit],
-        rows: Sequence[tuple[int, ...]],
         here: Sequence[Sample],
-        numbers: Sequence[int],
+        token_weights: Mapping[int, float],
+        fresh_tokens: int,
     ) -> dict[str, float]:
-        """A step by the service's clipped loss. rows, here, numbers: what is read, its samples and
-        their places.
+        """A step by the service's clipped loss.
+
+        here: the samples of the minibatch. token_weights, fresh_tokens: see `PolicyLearner._loss`.
         """
         # 1. What the service needs: the sampler's log-probabilities, and weighted advantages
-        settings = self.settings
-        token_weights = self._token_weights(
-            {number: sum(samples[number].loss_mask) for number in numbers}
-        )
-        old, advantages = [], []
+        rows = rows_of(minibatch)
+        old_logprobs = []
+        advantages = []
         for unit in minibatch:
-            sample, weight = samples[unit.rows[0]], token_weights[unit.rows[0]]
-            old.append(list(sample.logprobs[1:]))
+            sample = samples[unit.rows[0]]
+            weight = token_weights[unit.rows[0]]
+            old_logprobs.append(list(sample.logprobs[1:]))
             columns = zip(sample.advantages[1:], sample.loss_mask[1:], strict=True)
-            advantages.append([weight * value * trained for value, trained in columns])
+            advantages.append([weight * value * is_trained for value, is_trained in columns])
+
         # 2. Its loss and gradients
+        settings = self.settings
         clip = (1 - settings.clip, 1 + (settings.clip_high or settings.clip))
-        logprobs = run_sync(self.adapter.clipped_backward(rows, old, advantages, clip))
-        checks.rows(rows, logprobs, self.url)
-        scored = scored_rows(
-            samples, minibatch, [torch.tensor(row) for row in logprobs], settings.temperature
-        )
+        answer = run_sync(self.adapter.clipped_backward(rows, old_logprobs, advantages, clip))
+        checks.rows(rows, answer, self.url)
+
         # 3. Our figures of the same tokens, then the step
-        fresh = sum(sum(samples[number].loss_mask) for number in numbers)
-        _, figures = self._loss(samples, scored, None, token_weights, fresh)
+        logprobs = [torch.tensor(values) for values in answer]
+        scored = scored_rows(samples, minibatch, logprobs, settings.temperature)
+        _, figures = self._loss(samples, scored, None, token_weights, fresh_tokens)
         if self._changes is not None:
             self._compare(self._changes)
             self._changes = None
         check_finite(figures, here)
         del figures["entropy"]
-        return self._stepped(figures, here)
+        return self._make_step(figures, here)
 
-    def _stepped(self, figures: dict[str, float], here: Sequence[Sample]) -> dict[str, float]:
-        """`figures` of a step that the service makes now, with the gradient's norm if it tells
-        that.
+    def _make_step(self, figures: dict[str, float], here: Sequence[Sample]) -> dict[str, float]:
+        """Let the service make a step. Returns its `figures`, with the gradient's norm if the
+        service tells it.
+
+        Raises DivergedError, with the samples `here`, if the norm is not finite.
         """
         settings = self.settings
         rate = settings.learning_rate * self.schedule_rate * self.pace
-        norm = run_sync(
-            self.adapter.step(OptimizerStep(rate, settings.weight_decay, settings.max_grad_norm))
-        )
+        step = OptimizerStep(rate, settings.weight_decay, settings.max_grad_norm)
+        norm = run_sync(self.adapter.step(step))
         if norm is None:
             return figures
         if not math.isfinite(norm):
@@ -324,6 +344,7 @@ class ServiceLearner(PolicyLearner):
         return figures | {"gradient_norm": norm}
 
     def _read(self, adapter: ServiceAdapter, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """The log-probabilities of the tokens of each row, after its first one."""
         logprobs = run_sync(adapter.forward(rows))
         checks.rows(rows, logprobs, self.url)
         return logprobs
@@ -344,66 +365,90 @@ def scored_rows(
     logprobs: Sequence[torch.Tensor],
     temperature: float,
 ) -> Scored:
-    """The scores of the trained tokens of `minibatch`, choices first, from the log-probabilities of
-    the tokens of `rows_of`, each a tensor. Texts have no entropy, as it would need the whole
-    vocabulary.
+    """The scores of the trained tokens of `minibatch`, choices first.
+
+    logprobs: of the tokens of each row of `rows_of`. Texts have no entropy, as it would need the
+    whole vocabulary.
     """
-    starts, start = [], 0
+    # 1. Choices and texts, each with its rows' log-probabilities
+    choices: list[tuple[Unit, Sequence[torch.Tensor]]] = []
+    texts: list[tuple[Unit, torch.Tensor]] = []
+    start = 0
     for unit in minibatch:
-        starts.append(start)
-        start += max(1, len(unit.choices))
-    with_choices = [number for number, unit in enumerate(minibatch) if unit.choices]
-    with_text = [number for number, unit in enumerate(minibatch) if not unit.choices]
-    parts: list[Scored] = []
+        if unit.choices:
+            end = start + len(unit.choices)
+            choices.append((unit, logprobs[start:end]))
+            start = end
+        else:
+            texts.append((unit, logprobs[start]))
+            start += 1
 
-    # 1. Choices: a softmax over the tokens that may come next, wherever labels part
-    if with_choices:
-        tries = [trie(minibatch[number].choices) for number in with_choices]
-        nodes: list[torch.Tensor] = []
-        roots: list[int] = []
-        for number, tree in zip(with_choices, tries, strict=True):
-            unit, first = minibatch[number], starts[number]
-            roots.append(len(nodes))
-            for places in label_places(tree, unit.choices):
-                tokens = [
-                    logprobs[first + row][len(unit.tokens) - 1 + place] for row, place in places
-                ]
-                nodes.append(torch.log_softmax(torch.stack(tokens) / temperature, dim=-1))
-        logprobs_NC = torch.nn.utils.rnn.pad_sequence(
-            nodes, batch_first=True, padding_value=-math.inf
-        )
-        logprobs_UK = along_paths(logprobs_NC, tries, roots)
-        hidden_UD = logprobs_UK.new_zeros(len(with_choices), 0)
-        parts.append(
-            scored_choices(
-                samples, [minibatch[number] for number in with_choices], logprobs_UK, hidden_UD
-            )
-        )
-
-    # 2. Texts
-    if with_text:
-        places = [
-            (number, place)
-            for number in with_text
-            for place, is_trained in enumerate(samples[minibatch[number].rows[0]].loss_mask)
-            if is_trained
-        ]
-        tokens_N = torch.stack([logprobs[starts[number]][place - 1] for number, place in places])
-        rows = [minibatch[number].rows[0] for number, _ in places]
-        zeros_N, none_N0 = torch.zeros(len(places)), torch.zeros(len(places), 0)
-        parts.append(
-            Scored(rows, [place for _, place in places], tokens_N, zeros_N, none_N0, none_N0)
-        )
-
-    # 3. Both, where a minibatch has both
-    if len(parts) == 1:
-        return parts[0]
-    choices, texts = parts
+    # 2. Their scores
+    if not texts:
+        return _scored_choices(samples, choices, temperature)
+    if not choices:
+        return _scored_texts(samples, texts)
+    first = _scored_choices(samples, choices, temperature)
+    second = _scored_texts(samples, texts)
+    row_N = first.row_N + second.row_N
     return Scored(
-        choices.row_N + texts.row_N,
-        choices.place_N + texts.place_N,
-        torch.cat([choices.logprob_N, texts.logprob_N]),
-        torch.cat([choices.entropy_N, texts.entropy_N]),
-        torch.cat([choices.hidden_ND, texts.hidden_ND]),
-        choices.logprobs_NK.new_zeros(len(choices.row_N) + len(texts.row_N), 0),
+        row_N=row_N,
+        place_N=first.place_N + second.place_N,
+        logprob_N=torch.cat([first.logprob_N, second.logprob_N]),
+        entropy_N=torch.cat([first.entropy_N, second.entropy_N]),
+        hidden_ND=torch.cat([first.hidden_ND, second.hidden_ND]),
+        logprobs_NK=first.logprobs_NK.new_zeros(len(row_N), 0),
+    )
+
+
+def _scored_choices(
+    samples: Sequence[Sample],
+    choices: Sequence[tuple[Unit, Sequence[torch.Tensor]]],
+    temperature: float,
+) -> Scored:
+    """The scores of choices, from U units and the log-probabilities of their `label_rows`."""
+    tries = [trie(unit.choices) for unit, _ in choices]
+
+    # 1. At each node, a softmax over the tokens that may come next
+    node_logprobs: list[torch.Tensor] = []
+    roots: list[int] = []
+    for (unit, rows), tree in zip(choices, tries, strict=True):
+        roots.append(len(node_logprobs))
+        start = len(unit.tokens) - 1
+        for places in label_places(tree, unit.choices):
+            tokens = torch.stack([rows[row][start + place] for row, place in places])
+            node_logprobs.append(torch.log_softmax(tokens / temperature, dim=-1))
+    logprobs_NC = torch.nn.utils.rnn.pad_sequence(
+        node_logprobs, batch_first=True, padding_value=-math.inf
+    )
+
+    # 2. The labels' log-probabilities; a service has no hidden states
+    logprobs_UK = along_paths(logprobs_NC, tries, roots)
+    hidden_UD = logprobs_UK.new_zeros(len(choices), 0)
+    return scored_choices(samples, [unit for unit, _ in choices], logprobs_UK, hidden_UD)
+
+
+def _scored_texts(
+    samples: Sequence[Sample],
+    texts: Sequence[tuple[Unit, torch.Tensor]],
+) -> Scored:
+    """The scores of the trained tokens of texts, from those of all tokens after the first one."""
+    row_N = []
+    place_N = []
+    logprobs = []
+    for unit, row_logprobs in texts:
+        row = unit.rows[0]
+        for place, is_trained in enumerate(samples[row].loss_mask):
+            if is_trained:
+                row_N.append(row)
+                place_N.append(place)
+                logprobs.append(row_logprobs[place - 1])
+    none_N0 = torch.zeros(len(row_N), 0)
+    return Scored(
+        row_N=row_N,
+        place_N=place_N,
+        logprob_N=torch.stack(logprobs),
+        entropy_N=torch.zeros(len(row_N)),
+        hidden_ND=none_N0,
+        logprobs_NK=none_N0,
     )

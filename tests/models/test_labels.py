@@ -11,7 +11,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedTokenizerFas
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.env import Context
 from reflectkit.eventloop import run_sync
-from reflectkit.models.labels import Path, choice_ids, on_paths, prompt_ids, trie, with_ends
+from reflectkit.models.labels import LabelPath, choice_ids, on_paths, prompt_ids, trie, with_ends
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import Scorer, choice_logprobs
 from reflectkit.models.tiny import build_model
@@ -27,7 +27,7 @@ from tests.models.test_scoring import BUILDERS, gpt2, llama, prompts
 WORDS = ("cat fees.py", "cat fees", "cat fees.py.bak", "cat test_fees.py", "cat test_rules.py", "cd ..", "id README.md")
 CHOICES = {"label": tuple(f"open drawer {number}" for number in range(12)), "text": WORDS}
 """12 labels, among which 1 begins others; words that begin others twice."""
-LABELS: tuple[Path, ...] = ((5,), (6, 7), (6, 8, 9), (6, 8, 3), (6, 4, 2, 9), (6, 4, 2, 0), (9, 1))
+LABELS: tuple[LabelPath, ...] = ((5,), (6, 7), (6, 8, 9), (6, 8, 3), (6, 4, 2, 9), (6, 4, 2, 0), (9, 1))
 """Labels of a made-up tokenizer that part at the root and at three places below it; (9, 1) has one step that counts."""
 
 
@@ -45,7 +45,7 @@ def player_of(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> LoadedModel:
     return LoadedModel(build_model(tokenizer, 512, seed, init_range=0.1), tokenizer, "policy")
 
 
-def brute(model: torch.nn.Module, prompt: list[int], labels: tuple[Path, ...], temperature: float) -> torch.Tensor:
+def brute(model: torch.nn.Module, prompt: list[int], labels: tuple[LabelPath, ...], temperature: float) -> torch.Tensor:
     """Log-probabilities of whole labels: a forward pass for every token of every label, nothing shared or cached."""
     logprobs = []
     for label in labels:
@@ -188,7 +188,7 @@ def test_needed_labels_have_the_log_probabilities_and_gradients_of_all(build) ->
     trunk.register_forward_hook(lambda *call: read.append(call[-1].last_hidden_state.shape[:2].numel()))
     for chosen in (None, needed):
         model.zero_grad()
-        ours, _ = choice_logprobs(Scorer(model), rows, [LABELS] * 2, pad_id=0, needed=chosen)
+        ours, _ = choice_logprobs(Scorer(model), rows, [LABELS] * 2, pad_id=0, subset=chosen)
         scores.append(torch.cat([row[numbers] for row, numbers in zip(ours, needed, strict=True)]))
         scores[-1].sum().backward()
         gradients.append([weight.grad.clone() for weight in model.parameters()])

@@ -12,7 +12,7 @@ import torch
 
 from reflectkit.errors import CheckpointError
 from reflectkit.eventloop import run_sync
-from reflectkit.models.labels import Path, label_ids, option_ids, prompt_ids
+from reflectkit.models.labels import LabelPath, label_ids, option_ids, prompt_ids
 from reflectkit.models.load import LoadedModel
 from reflectkit.sampling.base import SampleOutput, Sampler, SampleRequest, Truncation, draw, truncated_rows
 from reflectkit.sampling.hf import LocalSampler
@@ -26,7 +26,7 @@ def sample(sampler: Sampler, *asks: SampleRequest) -> list[SampleOutput]:
 
 
 @pytest.fixture
-def labels(policy: LoadedModel) -> tuple[Path, ...]:
+def labels(policy: LoadedModel) -> tuple[LabelPath, ...]:
     return label_ids(policy.tokenizer, 4)
 
 
@@ -34,7 +34,9 @@ def prompt_of(player: LoadedModel, text: str) -> tuple[int, ...]:
     return tuple(prompt_ids(player.tokenizer, text))
 
 
-def test_equal_prompts_are_read_once_until_the_weights_change(policy: LoadedModel, labels: tuple[Path, ...]) -> None:
+def test_equal_prompts_are_read_once_until_the_weights_change(
+    policy: LoadedModel, labels: tuple[LabelPath, ...]
+) -> None:
     sampler = LocalSampler(policy)
     prompt = prompt_of(policy, "a taxi")
     first = sample(sampler, *[SampleRequest(prompt, labels, seed=seed) for seed in range(20)])
@@ -87,7 +89,7 @@ def test_a_text_keeps_its_stop_token(policy: LoadedModel) -> None:
     assert (cut.token_ids, len(cut.logprobs)) == (free.token_ids[:end], end)
 
 
-def test_only_a_token_that_the_model_cannot_read_is_refused(policy: LoadedModel, labels: tuple[Path, ...]) -> None:
+def test_only_a_token_that_the_model_cannot_read_is_refused(policy: LoadedModel, labels: tuple[LabelPath, ...]) -> None:
     """A tokenizer may have more tokens than its model, as that of Gemma 3 1B."""
     sampler, prompt = LocalSampler(policy), prompt_of(policy, "a taxi")
     (before,) = sample(sampler, SampleRequest(prompt, labels))
@@ -98,7 +100,7 @@ def test_only_a_token_that_the_model_cannot_read_is_refused(policy: LoadedModel,
 
 
 def test_a_prompt_that_does_not_fit_is_refused_beside_one_that_does(
-    policy: LoadedModel, labels: tuple[Path, ...]
+    policy: LoadedModel, labels: tuple[LabelPath, ...]
 ) -> None:
     long = prompt_of(policy, "a") * policy.context
     longest, longer = (
@@ -116,7 +118,7 @@ def test_a_prompt_that_does_not_fit_is_refused_beside_one_that_does(
         sample(LocalSampler(policy), longer, text)
 
 
-def test_scores_that_are_not_numbers_are_an_error(policy: LoadedModel, labels: tuple[Path, ...]) -> None:
+def test_scores_that_are_not_numbers_are_an_error(policy: LoadedModel, labels: tuple[LabelPath, ...]) -> None:
     with torch.no_grad():
         policy.model.get_output_embeddings().weight.fill_(math.nan)
     with pytest.raises(CheckpointError, match="weights are damaged"):
@@ -153,7 +155,7 @@ def test_top_k_leaves_what_is_as_likely_as_the_last() -> None:
 
 
 def test_labels_that_are_cut_off_are_not_drawn_and_keep_their_probability(
-    policy: LoadedModel, labels: tuple[Path, ...]
+    policy: LoadedModel, labels: tuple[LabelPath, ...]
 ) -> None:
     prompt, two = prompt_of(policy, "a taxi"), Truncation(top_k=2)
     asks = [SampleRequest(prompt, labels, temperature=3.0, seed=seed, truncation=two) for seed in range(200)]

@@ -23,10 +23,7 @@ from reflectkit.console import Progress, Report
 from reflectkit.errors import CheckpointError, DataError, DivergedError
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import read_json, write_json
-from reflectkit.models.checkpoint_metadata import (
-    SERVICE,
-    model_facts,
-)
+from reflectkit.models.checkpoint_metadata import SERVICE, model_facts
 from reflectkit.runs.run import checkpoints, seal
 from reflectkit.sampling import checks
 from reflectkit.sampling.service import ServiceBase, base_on_service, loaded, open_service
@@ -45,7 +42,7 @@ from reflectkit.train.sft.tokens import NOT_TRAINED, encode_for, row_length
 from reflectkit.train.trainer import schedule_factor
 
 STATE = "training_state.json"
-"""The log of a checkpoint, its step, and what was paid."""
+"""A file of a checkpoint: the log, the step, and what was paid."""
 LOG_EVERY = 20
 """Steps between rows of the log."""
 
@@ -90,13 +87,15 @@ def build(
     folder: Path,
     progress: Progress,
 ) -> ServiceTraining:
-    """An adapter on the service, and the rows as tokens. folder: the run's, with the checkpoints to
-    resume from.
+    """An adapter on the service, and the rows as tokens.
+
+    folder: the run's, with the checkpoints to resume from.
 
     Raises DataError: a row is too long. ConfigError: the service does not have the base. GoneError:
     it is away.
     """
-    config, rows = run.config, run.rows
+    config = run.config
+    rows = run.rows
     settings = config.engine.settings
     assert run.start is not None
 
@@ -106,19 +105,23 @@ def build(
     encoded = encode_for(config, rows.source, rows.training, reader, prompt_loss=config.prompt_loss)
     held_out = encode_for(config, rows.held_out_source, rows.held_out, reader)
 
-    # 2. The adapter: a new one, or that of a checkpoint which was trained there
+    # 2. The service
     meter = Meter(settings.prices, Budget(config.max_cost_usd))
     service = MeteredService(open_service(config.engine.name, settings, progress.news), meter)
+    models = run_sync(service.models())
+
+    # 3. The adapter: a new one, or that of a checkpoint which was trained there
     earlier = dict(run.start.facts.get(SERVICE) or {})
-    names = run_sync(service.models())
     base = base_on_service(
-        names, earlier.get("base") or source, settings.service_model, service.url
+        models, earlier.get("base") or source, settings.service_model, service.url
     )
     rank = int(earlier.get("rank") or config.lora.r)
     resume = last_checkpoint(folder, progress)
     state = earlier.get("state") if resume is None else None
     adapter = run_sync(loaded(service, base, rank, config.run.seed, state))
     progress.news(f"{service.url}: a LoRA adapter of rank {rank} on {base}")
+
+    # 4. What is needed to train
     record = {
         "engine": config.engine.name,
         "rows": settings.service_rows,
@@ -126,16 +129,16 @@ def build(
         "rank": rank,
     }
     return ServiceTraining(
-        run,
-        folder,
-        source,
-        reader.tokenizer,
-        adapter,
-        record,
-        meter,
-        service.url,
-        encoded,
-        held_out,
+        run=run,
+        folder=folder,
+        source=source,
+        tokenizer=reader.tokenizer,
+        adapter=adapter,
+        record=record,
+        meter=meter,
+        url=service.url,
+        rows=encoded,
+        held_out=held_out,
         steps=gradient_steps(config, len(encoded)),
         resume=resume,
     )
@@ -168,16 +171,23 @@ class ServiceFit:
         return [row for row in self.metrics if LOSS in row]
 
     def save(self) -> None:
-        """Save weights and optimizer on the service, and what leads there in `checkpoint-<step>`."""
+        """Save weights and optimizer on the service, and their path there in `checkpoint-<step>`."""
         # 1. On the service
-        training, step = self.training, self.steps
+        training = self.training
+        step = self.steps
         path = run_sync(training.adapter.save(f"{self.prefix}-{step}"))
-        record = training.record | {"state": path}
-        log = self.log.get(step, {})
-        figures = {name: log[name] for name in (PROBABILITY, LOSS) if name in log}
-        # 2. Here: what the checkpoint is, how well it does, and where training goes on
-        role, answer = training.run.config.role, training.run.rows.answer
-        facts = training.run.facts | {"role": role, SERVICE: record, "step": step} | figures
+
+        # 2. What the checkpoint is, and how well it does
+        facts = dict(training.run.facts)
+        facts["role"] = training.run.config.role
+        facts[SERVICE] = {**training.record, "state": path}
+        facts["step"] = step
+        figures = self.log.get(step, {})
+        for name in (PROBABILITY, LOSS):
+            if name in figures:
+                facts[name] = figures[name]
+
+        # 3. Where training continues
         state = {
             "step": step,
             "log": list(self.log.items()),
@@ -192,40 +202,50 @@ class ServiceFit:
 
         self.checkpoint = training.folder / f"checkpoint-{step}"
         save_without_weights(
-            self.checkpoint, training.source, training.tokenizer, facts, answer, write_state
+            self.checkpoint,
+            training.source,
+            training.tokenizer,
+            facts,
+            training.run.rows.answer,
+            write_state,
         )
 
-    def load(self, place: Path) -> None:
-        """Go on from checkpoint `place`. Raises CheckpointError if the service does not have its
-        weights any more.
+    def load(self, checkpoint: Path) -> None:
+        """Continue from `checkpoint`. Raises CheckpointError if the service no longer has its
+        weights.
         """
+        # 1. The state here
         training = self.training
         try:
-            state = read_json(place / STATE)
-            path = model_facts(place)[SERVICE]["state"]
+            state = read_json(checkpoint / STATE)
+            path = model_facts(checkpoint)[SERVICE]["state"]
             self.steps = int(state["step"])
             self.log = {int(step): dict(figures) for step, figures in state["log"]}
             self.losses = list(map(float, state["losses"]))
             training.meter.restore(state["metered"])
         except (DataError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"{place} holds no state of sft on a service ({error!r})"
+                f"{checkpoint} holds no state of sft on a service ({error!r})"
             ) from None
-        # A service that was restarted may know the name, and hold other weights under it
+
+        # 2. The weights. A service that was restarted may have other weights under that path
         run_sync(training.adapter.load(path))
         refuse_other_weights(path, probe(training.adapter, training.tokenizer), state["probe"])
-        self.checkpoint = place
+        self.checkpoint = checkpoint
 
     def best(self) -> int | None:
-        """The step of the best measurement, the last of equals; None without one."""
-        # Of equal probabilities, the later step
-        ranked = [(row[PROBABILITY], row["step"]) for row in self.measurements]
-        return max(ranked)[1] if ranked else None
+        """The step of the best measurement; None without one."""
+        best_step = None
+        best_probability = -math.inf
+        for row in self.measurements:
+            # Of equal probabilities, the later step
+            if row[PROBABILITY] >= best_probability:
+                best_step = row["step"]
+                best_probability = row[PROBABILITY]
+        return best_step
 
     def prune(self, keep: int) -> None:
-        """Remove all checkpoints but the last `keep` and the best. What they name on the service
-        stays there.
-        """
+        """Remove all checkpoints but the last `keep` and the best. Weights on the service stay."""
         best = self.best()
         for old in checkpoints(self.training.folder)[:-keep]:
             if old.name != f"checkpoint-{best}":
@@ -233,12 +253,12 @@ class ServiceFit:
 
 
 def fit(training: ServiceTraining, progress: Progress) -> ServiceFit:
-    """Train the adapter, and save it.
+    """Train the adapter, and save it. The same command resumes from the last checkpoint.
 
-    Raises DivergedError, GoneError: the service is away for too long, and BudgetSpentError. The
-    same command goes on from the last checkpoint.
+    Raises DivergedError; GoneError: the service is away for too long; BudgetSpentError.
     """
     config = training.run.config
+    save_steps = config.checkpoints.save_steps
     state = ServiceFit(training)
     if training.resume is not None:
         state.load(training.resume)
@@ -257,29 +277,30 @@ def fit(training: ServiceTraining, progress: Progress) -> ServiceFit:
                     state.save()
                 raise
             state.losses.append(loss)
-            figures = {"loss": loss}
+            bar_figures = {"loss": loss}
 
             # 2. The log, and the measurement on held-out rows
+            figures: dict[str, Any] = {}
             if state.steps % LOG_EVERY == 0 or state.steps == training.steps:
-                mean = math.fsum(state.losses) / len(state.losses)
-                state.log.setdefault(state.steps, {})["loss"] = mean
+                figures["loss"] = math.fsum(state.losses) / len(state.losses)
                 state.losses.clear()
             if is_measured(training, state.steps):
-                measured = measure(training)
-                state.log.setdefault(state.steps, {}).update(measured)
-                figures["held-out loss"] = measured[LOSS]
-            if state.steps in state.log:
-                log(state.log[state.steps], state.steps)
-            bar.advance(1, **figures)
+                figures |= measure(training)
+                bar_figures["held-out loss"] = figures[LOSS]
+            if figures:
+                state.log[state.steps] = figures
+                log(figures, state.steps)
+            bar.advance(1, **bar_figures)
 
             # 3. The checkpoint
-            is_best = state.steps in state.log and state.best() == state.steps
-            if state.steps % config.checkpoints.save_steps == 0 or is_best or stop:
+            is_best = bool(figures) and state.best() == state.steps
+            if state.steps % save_steps == 0 or is_best or stop:
                 state.save()
                 state.prune(config.checkpoints.keep_checkpoints)
             if stop:
                 raise KeyboardInterrupt
-    # 4. The end: the last checkpoint and the best one stay
+
+    # 4. The last checkpoint and the best one stay
     if state.checkpoint.name != f"checkpoint-{state.steps}":
         state.save()
     state.prune(1)
@@ -291,15 +312,18 @@ def fit(training: ServiceTraining, progress: Progress) -> ServiceFit:
 
 
 def step(state: ServiceFit) -> float:
-    """A gradient step on the next batch. Returns its loss, in nats per trained token. Raises
-    DivergedError.
+    """A gradient step on the next batch. Returns its loss, in nats per trained token.
+
+    Raises DivergedError.
     """
-    training, config = state.training, state.training.run.config
+    # 1. The service reads the batch
+    training = state.training
+    config = training.run.config
     batch = batch_of(training, state.steps)
     rows = [row["input_ids"] for row in batch]
     logprobs = read(training, rows)
 
-    # 1. The loss: the mean over all trained tokens of the batch, whose slopes are equal
+    # 2. The loss: the mean over all trained tokens of the batch
     values = trained_logprobs(batch, logprobs)
     loss = -math.fsum(values) / len(values)
     guessing = math.log(len(training.tokenizer))
@@ -308,30 +332,36 @@ def step(state: ServiceFit) -> float:
         fix = f"lower --learning-rate, which is {config.optim.rate:g}"
         raise DivergedError(f"training diverged at step {state.steps + 1} ({what}); {fix}")
 
-    # 2. The service adds up the gradients and makes a step
+    # 3. Its slopes, equal for all trained tokens, by which the service adds up the gradients
     slopes = []
     for row in batch:
         slopes.append([-(label != NOT_TRAINED) / len(values) for label in row["labels"][1:]])
     run_sync(training.adapter.backward(rows, logprobs, slopes))
-    optim, steps = config.optim, training.steps
-    warmup = max(1, steps // 20) if optim.warmup_steps is None else optim.warmup_steps
-    rate = optim.rate * schedule_factor(optim.schedule, state.steps, steps, warmup)
+
+    # 4. The step
+    optim = config.optim
+    warmup = optim.warmup_steps
+    if warmup is None:
+        warmup = max(1, training.steps // 20)
+    rate = optim.rate * schedule_factor(optim.schedule, state.steps, training.steps, warmup)
     run_sync(training.adapter.step(OptimizerStep(rate, optim.weight_decay, optim.max_grad_norm)))
     state.steps += 1
     return loss
 
 
 def batch_of(training: ServiceTraining, number: int) -> list[dict[str, Any]]:
-    """The rows of gradient step `number` (0 is the first). Each pass over the rows has an order of
-    its own.
+    """The rows of gradient step `number`, counted from 0. Each epoch has an order of its own.
+
+    The order depends on the seed and the epoch alone, so a resumed run reads the same rows.
     """
     config = training.run.config
-    # From the step alone, so that a resumed run goes on with the same rows
-    epoch, place = divmod(number, -(-len(training.rows) // config.batch_size))
+    size = config.batch_size
+    batches = math.ceil(len(training.rows) / size)
+    epoch, place = divmod(number, batches)
     order = list(range(len(training.rows)))
     generator(config.run.seed, "sft rows", epoch).shuffle(order)
-    first = place * config.batch_size
-    return [training.rows[index] for index in order[first : first + config.batch_size]]
+    first = place * size
+    return [training.rows[index] for index in order[first : first + size]]
 
 
 def read(training: ServiceTraining, rows: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -344,8 +374,9 @@ def read(training: ServiceTraining, rows: Sequence[Sequence[int]]) -> list[list[
 def trained_logprobs(
     batch: Sequence[Mapping[str, Any]], logprobs: Sequence[Sequence[float]]
 ) -> list[float]:
-    """The log-probabilities of the trained tokens of `batch`. logprobs: of all its tokens but the
-    first of each row.
+    """The log-probabilities of the trained tokens of `batch`.
+
+    logprobs: of all its tokens but the first of each row.
     """
     values = []
     for row, row_logprobs in zip(batch, logprobs, strict=True):
@@ -357,13 +388,16 @@ def trained_logprobs(
 
 def is_measured(training: ServiceTraining, step: int) -> bool:
     """Whether held-out rows are measured after gradient step `step`."""
-    every = training.run.config.validate_steps or -(-training.steps // MEASUREMENTS)
-    return bool(training.held_out) and (step == training.steps or step % every == 0)
+    if not training.held_out:
+        return False
+    interval = training.run.config.validate_steps or math.ceil(training.steps / MEASUREMENTS)
+    return step == training.steps or step % interval == 0
 
 
 def measure(training: ServiceTraining) -> dict[str, float]:
-    """PROBABILITY and LOSS of held-out rows, see `train.sft.measure`. A service tells no likeliest
-    token.
+    """PROBABILITY and LOSS of held-out rows, see `train.sft.measure`.
+
+    There is no ACCURACY, since a service does not tell the likeliest token.
     """
     values: list[float] = []
     size = training.run.config.batch_size
@@ -378,28 +412,39 @@ def measure(training: ServiceTraining) -> dict[str, float]:
 
 
 def has_no_more_gain(state: ServiceFit) -> bool:
-    """Whether held-out rows have gained nothing for so long that training ends."""
+    """Whether training ends because the last `most_measurements` had no gain on held-out rows."""
     patience = state.training.run.config.most_measurements
-    # A service tells no accuracy; a gain is one of the probability
+    if not patience:
+        return False
+    # Without an accuracy, a gain is one of the probability
     measurements = [{**row, ACCURACY: 0.0} for row in state.measurements]
-    return bool(patience) and since_gain(measurements) >= patience
+    return since_gain(measurements) >= patience
 
 
 def plan(run: SFTRun) -> Report:
-    """The tokens that training takes, and dollars where prices are given (--plan). Nothing is
-    asked.
+    """The report of --plan: the tokens that training takes, and dollars where prices are given.
+
+    The service is not asked.
     """
-    config, rows = run.config, run.rows
+    # 1. The rows as tokens
+    config = run.config
+    rows = run.rows
     assert run.start is not None
     base = ServiceBase.of(run.start.text)
     encoded = encode_for(config, rows.source, rows.training, base, prompt_loss=config.prompt_loss)
+    held_out = encode_for(config, rows.held_out_source, rows.held_out, base)
+
+    # 2. Tokens of all batches, on average, since batches are drawn
     steps = gradient_steps(config, len(encoded))
-    # Batches are drawn, so their tokens are known on average
-    mean = sum(map(row_length, encoded)) / len(encoded)
-    trained = round(steps * config.batch_size * mean)
-    held_out = sum(map(row_length, encode_for(config, rows.held_out_source, rows.held_out, base)))
+    mean_length = sum(map(row_length, encoded)) / len(encoded)
+    trained_tokens = round(steps * config.batch_size * mean_length)
+
+    # 3. Tokens of all measurements on held-out rows
     measurements = min(steps, MEASUREMENTS)
     if config.validate_steps:
         measurements = steps // config.validate_steps
-    counts = {READ: trained + held_out * measurements, TRAINED: trained}
+    measured_tokens = sum(map(row_length, held_out)) * measurements
+
+    # 4. A step reads the rows, and then trains on them
+    counts = {READ: trained_tokens + measured_tokens, TRAINED: trained_tokens}
     return token_plan("sft", config.engine, config.run.results_dir, "steps", steps, counts)

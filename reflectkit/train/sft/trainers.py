@@ -225,11 +225,11 @@ def decision_losses(
             targets.append(target)
 
     # 2. The model's log-probabilities, and the label's probabilities, which are 0 in padding
-    needed = None
+    subset = None
     if learns:
-        needed = [[number for number, share in enumerate(target) if share] for target in targets]
+        subset = [[number for number, share in enumerate(target) if share] for target in targets]
     logprobs_BK, _ = choice_logprobs(
-        model, prompts, labels, pad_id=pad_id, separately=separately, needed=needed
+        model, prompts, labels, pad_id=pad_id, separately=separately, subset=subset
     )
     target_BK = torch.zeros_like(logprobs_BK)
     for number, target in enumerate(targets):
