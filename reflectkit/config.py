@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,10 +36,13 @@ from reflectkit.errors import ConfigError, DataError, refuse, unknown_name
 Kind = TypeVar("Kind", bound="Config")
 REQUIRED: Any = PydanticUndefined
 """The default of a setting without one."""
-MORE, LAST = "More settings", "Every command"
-"""Panels of the help: a command's own settings that are not essential, and the settings of all
-commands.
-"""
+MORE = "More settings"
+"""The panel of the help with a command's own settings that are not essential."""
+LAST = "Every command"
+"""The panel of the help with the settings of all commands."""
+
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair, which stands for bytes that are not valid UTF-8."""
 
 Rule = tuple[object, str]
 """A contradiction of settings: whether it applies, and what is wrong, with the fix."""
@@ -62,8 +65,9 @@ class FromText:
 
 
 class Config(BaseModel):
-    """Settings: fields made by `option`, and further `Config`s. Values are checked strictly: "3" is
-    no number.
+    """Settings: fields made by `option`, and further `Config`s.
+
+    Values are checked strictly: "3" is no number.
     """
 
     model_config = ConfigDict(
@@ -99,8 +103,8 @@ class Config(BaseModel):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables, by name, that act as settings: part of a run's identity, and shown
-        first.
+        """Environment variables, by name, that act as settings. They are part of a run's identity,
+        and shown first.
         """
         return {}
 
@@ -115,33 +119,31 @@ class Config(BaseModel):
         """Convert text to a path, lists and single texts to a tuple, and a choice's values to its
         own settings.
         """
-        # 1. A choice's values become its settings, by the class that the choice has made
+        # 1. A choice's values become its settings, by the class that the choice decides
         field = cls.model_fields[str(info.field_name)]
-        if choice := _choice(field):
-            settings_class = choice.made(info.data)
-            return (
-                value if isinstance(value, settings_class) else settings_class.model_validate(value)
-            )
+        choice = _choice(field)
+        if choice is not None:
+            settings_class = choice.settings_class(info.data)
+            if isinstance(value, settings_class):
+                return value
+            return settings_class.model_validate(value)
 
         # 2. A flag that is given once is a list of one
         if get_origin(field.annotation) is tuple:
             values = [value] if isinstance(value, str | Path) else value
-            return (
-                tuple(_usable(part, field) for part in values)
-                if isinstance(values, list | tuple)
-                else value
-            )
+            if isinstance(values, list | tuple):
+                return tuple(_usable(part, field) for part in values)
+            return values
         return _usable(value, field)
 
 
 def _usable(value: Any, field: FieldInfo) -> Any:
-    """`value`, with text as a path where the setting is one. Raises ValueError for what no setting
-    can have.
+    """`value`, with text as a path where the setting is one.
+
+    Raises ValueError for what no setting can have.
     """
-    # 1. Bytes of a file's name that are no text
-    if isinstance(value, str | Path) and any(
-        "\ud800" <= character <= "\udfff" for character in str(value)
-    ):
+    # 1. Bytes of a file's name that are not valid text
+    if isinstance(value, str | Path) and LONE_SURROGATE.search(str(value)):
         raise ValueError(f"{str(value)!r:.60} is not valid UTF-8")
 
     # 2. Text as what it names
@@ -162,29 +164,26 @@ def _usable(value: Any, field: FieldInfo) -> Any:
 
 
 class NoSettings(Config):
-    """The settings of a choice that brings none."""
+    """The settings of a choice that has none."""
 
 
 @dataclass(frozen=True)
 class ChosenSettings:
-    """A sub-config whose class depends on other settings.
-
-    by: the attributes of these settings, in the same `Config`. settings: from their values to the
-    class. names: the values whose settings the command's page lists.
-    """
+    """A sub-config whose class depends on other settings, such as an env's on `env`."""
 
     by: tuple[str, ...]
+    """The attributes of these settings, in the same `Config`."""
     settings: Callable[..., type[Config]]
+    """From their values to the class."""
     names: Callable[[], Iterable[str]]
+    """The values whose settings the command's page lists."""
 
-    def made(self, values: Mapping[str, Any]) -> type[Config]:
+    def settings_class(self, values: Mapping[str, Any]) -> type[Config]:
         """The class of the settings. values: of the attributes so far; a wrong one is missing."""
-        chosen_values = [values.get(name) for name in self.by]
-        return (
-            self.settings(*chosen_values)
-            if all(isinstance(value, str) for value in chosen_values)
-            else NoSettings
-        )
+        choosing_values = [values.get(name) for name in self.by]
+        if all(isinstance(value, str) for value in choosing_values):
+            return self.settings(*choosing_values)
+        return NoSettings
 
 
 def option(
@@ -217,23 +216,24 @@ def chosen_by(
 
 
 def _extra(field: FieldInfo, key: str, default: Any = None) -> Any:
-    return (
-        field.json_schema_extra.get(key, default)
-        if isinstance(field.json_schema_extra, dict)
-        else default
-    )
+    """What `option` or `chosen_by` noted under `key`."""
+    extra = field.json_schema_extra
+    return extra.get(key, default) if isinstance(extra, dict) else default
 
 
 def _choice(field: FieldInfo) -> ChosenSettings | None:
+    """The choice that decides the class of a sub-config; None for another field."""
     choice: ChosenSettings | None = _extra(field, "choice")
     return choice
 
 
 def _name(attribute: str, field: FieldInfo) -> str:
+    """The flat name of a setting."""
     return _extra(field, "name") or attribute
 
 
 def _sub_config(field: FieldInfo) -> type[Config] | None:
+    """The class of a sub-config; None for a setting."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, Config) else None
 
@@ -246,9 +246,10 @@ def flag(name: str) -> str:
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
-    """The types of a union but None, or `hint` alone."""
-    parts = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)
-    return tuple(part for part in parts if part is not NoneType)
+    """The types of a union without None, or `hint` alone."""
+    is_union = isinstance(hint, UnionType) or get_origin(hint) is Union
+    kinds = get_args(hint) if is_union else (hint,)
+    return tuple(kind for kind in kinds if kind is not NoneType)
 
 
 def is_path(hint: Any) -> bool:
@@ -258,8 +259,10 @@ def is_path(hint: Any) -> bool:
 
 def parsed_type(hint: Any) -> type[FromText] | None:
     """The type of a setting that is parsed from text; None for other settings."""
-    (kind, *others) = alternatives(hint)
-    return kind if not others and isinstance(kind, type) and issubclass(kind, FromText) else None
+    kind, *others = alternatives(hint)
+    if others or not isinstance(kind, type) or not issubclass(kind, FromText):
+        return None
+    return kind
 
 
 @dataclass(frozen=True)
@@ -276,7 +279,7 @@ class Leaf:
     panel: str | None
     """The heading of its sub-config in the help; None for the command's own settings."""
     by: tuple[str, ...] = ()
-    """The settings, by flat name, whose choice brings it."""
+    """The flat names of the settings whose choice decides that it exists."""
 
     @property
     def hint(self) -> Any:
@@ -305,8 +308,7 @@ class Leaf:
 
 
 def leaves(kind: type[Config], values: Mapping[str, Any] | None = None) -> list[Leaf]:
-    """The settings of the tree `kind`, with those that the choices in `values` (by flat name)
-    bring.
+    """The settings of the tree `kind`, with those of the choices in `values` (by flat name).
 
     Raises UnknownNameError for an unknown choice, and ConfigError if a choice's setting has a name
     that is taken.
@@ -330,101 +332,130 @@ def _leaves(
     panel: str | None,
     by: tuple[str, ...],
 ) -> Iterator[Leaf]:
-    """defaults: the instance whose values are the defaults, if the parent has one."""
-    choices: dict[str, Any] = {}
+    """The settings of `kind`, which `path` leads to from the root of the tree.
+
+    values: by flat name. defaults: the instance whose values are the defaults, if the parent has
+    one. panel, by: see `Leaf`.
+    """
+    choosing_values: dict[str, Any] = {}
     for attribute, field in kind.model_fields.items():
-        # A sub-config's default may set other values than its class does
+        # 1. A sub-config's default may set other values than its class does
         default = field.default if defaults is None else getattr(defaults, attribute)
-        place = (*path, attribute)
-        # The settings of a choice, under the name of what was chosen
-        if choice := _choice(field):
-            names = [_name(name, kind.model_fields[name]) for name in choice.by]
-            owner = " and ".join(
-                f"{name} '{choices[by]}'" for by, name in zip(choice.by, names, strict=True)
-            )
-            yield from _leaves(choice.made(choices), values, None, place, owner, tuple(names))
-        # Those of a sub-config, under its heading
-        elif inner := _sub_config(field):
-            yield from _leaves(
-                inner,
-                values,
-                default if isinstance(default, Config) else None,
-                place,
-                heading(inner),
-                by,
-            )
-        else:
-            name = _name(attribute, field)
-            choices[attribute] = values.get(name, default)
-            yield Leaf(name, place, field, default, panel, by)
+        inner_path = (*path, attribute)
+
+        # 2. The settings of a choice, under the name of what was chosen
+        choice = _choice(field)
+        if choice is not None:
+            names = [_name(chooser, kind.model_fields[chooser]) for chooser in choice.by]
+            owners = []
+            for chooser, name in zip(choice.by, names, strict=True):
+                owners.append(f"{name} '{choosing_values[chooser]}'")
+            settings_class = choice.settings_class(choosing_values)
+            owner = " and ".join(owners)
+            yield from _leaves(settings_class, values, None, inner_path, owner, tuple(names))
+            continue
+
+        # 3. Those of a sub-config, under its heading
+        inner = _sub_config(field)
+        if inner is not None:
+            inner_defaults = default if isinstance(default, Config) else None
+            yield from _leaves(inner, values, inner_defaults, inner_path, heading(inner), by)
+            continue
+
+        # 4. A setting
+        name = _name(attribute, field)
+        choosing_values[attribute] = values.get(name, default)
+        yield Leaf(name, inner_path, field, default, panel, by)
 
 
 def panels(rows: Iterable[Leaf], minor: Collection[str] = ()) -> dict[str | None, list[Leaf]]:
     """The settings of a command as its help shows them: the essential ones under None, the others
-    by panel. minor: names of settings that are not essential to this command.
+    by panel.
+
+    minor: names of settings that are not essential to this command.
 
     A command that marks none of its own settings as essential has only such. The arguments and the
     required ones come first, and the settings of every command last.
     """
-    # Sorting is stable, so the rest stays in the order of the fields
+    # 1. The order; sorting is stable, so the rest stays in the order of the fields
     rows = sorted(rows, key=lambda leaf: (not leaf.is_argument, leaf.default is not REQUIRED))
+
+    # 2. The panel of each
     marks_none = not any(_extra(leaf.field, "essential") for leaf in rows if leaf.panel is None)
     by_title: dict[str | None, list[Leaf]] = {None: []}
     for leaf in rows:
         is_needed = leaf.default is REQUIRED or leaf.is_argument or _extra(leaf.field, "essential")
-        essential = (is_needed or (leaf.panel is None and marks_none)) and leaf.name not in minor
-        by_title.setdefault(None if essential else leaf.panel or MORE, []).append(leaf)
-    return {title: by_title[title] for title in sorted(by_title, key=lambda title: title == LAST)}
+        is_essential = is_needed or (leaf.panel is None and marks_none)
+        title = leaf.panel or MORE
+        if is_essential and leaf.name not in minor:
+            by_title[None].append(leaf)
+        else:
+            by_title.setdefault(title, []).append(leaf)
+
+    # 3. The settings of every command last
+    titles = sorted(by_title, key=lambda title: title == LAST)
+    return {title: by_title[title] for title in titles}
 
 
 def heading(kind: type[Config]) -> str:
     """The heading of a sub-config in the help: its docstring up to the first colon or full stop."""
-    return (kind.__doc__ or kind.__name__).partition(":")[0].partition(".")[0].strip()
+    text = kind.__doc__ or kind.__name__
+    return text.partition(":")[0].partition(".")[0].strip()
 
 
 def choosers(kind: type[Config]) -> dict[str, ChosenSettings]:
     """The choices in the tree, by the flat names of the settings that make them."""
     result: dict[str, ChosenSettings] = {}
     for field in kind.model_fields.values():
-        if choice := _choice(field):
-            result |= {_name(name, kind.model_fields[name]): choice for name in choice.by}
-        elif inner := _sub_config(field):
+        choice = _choice(field)
+        inner = _sub_config(field)
+        if choice is not None:
+            for chooser in choice.by:
+                result[_name(chooser, kind.model_fields[chooser])] = choice
+        elif inner is not None:
             result |= choosers(inner)
     return result
 
 
 def choices(kind: type[Config]) -> dict[str, list[Leaf]]:
-    """The settings that each known choice brings, by owner, e.g. "env 'memory'"; none for a choice
-    without any.
-    """
-    settings_by_owner = {
-        f"{by} '{name}'": leaves(choice.settings(name))
-        for by, choice in choosers(kind).items()
-        for name in choice.names()
-    }
-    return {owner: rows for owner, rows in settings_by_owner.items() if rows}
+    """The settings of each known choice that has any, by owner, e.g. "env 'memory'"."""
+    result = {}
+    for chooser, choice in choosers(kind).items():
+        for name in choice.names():
+            rows = leaves(choice.settings(name))
+            if rows:
+                result[f"{chooser} '{name}'"] = rows
+    return result
 
 
 def unknown_setting(kind: type[Config], name: str, names: Iterable[str], where: str) -> ConfigError:
-    """The error for `name`, which is not among the settings `names` of `where`, with `kind` as the
-    class of its settings: its new name, the choice that has it, or the nearest name.
+    """The error for an unknown setting: its new name, the choice that has it, or the nearest name.
+
+    kind: the class of the settings. names: those that are known. where: the command or step.
     """
     # 1. A name of another toolkit
-    names, settings_by_owner = list(names), choices(kind)
-    all_names = {*names, *(leaf.name for rows in settings_by_owner.values() for leaf in rows)}
-    if meaning := foreign_names.meaning(name, all_names):
-        return ConfigError(f"{where}: {meaning}" if where else meaning)
+    names = list(names)
+    prefix = f"{where}: " if where else ""
+    settings_by_owner = choices(kind)
+    all_names = set(names)
+    for rows in settings_by_owner.values():
+        all_names.update(leaf.name for leaf in rows)
+    meaning = foreign_names.meaning(name, all_names)
+    if meaning:
+        return ConfigError(prefix + meaning)
 
     # 2. A setting that another command has in another place
     if name == "reflector" and "policy" in names:
         return ConfigError("--reflector belongs to its policy here: --policy NAME=POLICY+REFLECTOR")
 
     # 3. A setting of a choice that was not made
-    if owners := [
-        owner for owner, rows in settings_by_owner.items() if name in {leaf.name for leaf in rows}
-    ]:
+    owners = []
+    for owner, rows in settings_by_owner.items():
+        if any(leaf.name == name for leaf in rows):
+            owners.append(owner)
+    if owners:
         advice = f"{flag(name)} is a setting of {' and '.join(owners)}; leave it out"
-        return ConfigError(f"{where}: {advice}" if where else advice)
+        return ConfigError(prefix + advice)
 
     # 4. A misprint
     return unknown_name(f"setting of {where or 'this'}", name, names)
@@ -443,8 +474,9 @@ def build(kind: type[Kind], values: Mapping[str, Any], where: str = "") -> Kind:
     values = kind.implied(values) | dict(values)
     rows = leaves(kind, values)
     names = {leaf.name for leaf in rows}
-    if unknown := [str(key) for key in values if key not in names]:
-        raise unknown_setting(kind, unknown[0], names, where)
+    for key in values:
+        if key not in names:
+            raise unknown_setting(kind, str(key), names, where)
 
     # 2. The tree
     tree: dict[str, Any] = {}
@@ -460,32 +492,45 @@ def build(kind: type[Kind], values: Mapping[str, Any], where: str = "") -> Kind:
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-    # the first problem as one line with the flag, the value and what is allowed
-    culprit = next((leaf for leaf in rows if leaf.path == first["loc"][: len(leaf.path)]), None)
-    text, value, prefix = (
-        first["msg"].removeprefix("Value error, "),
-        first["input"],
-        f"{where}: " if where else "",
-    )
+        raise _value_error(error, rows, where) from None
+
+
+def _value_error(error: ValidationError, rows: Sequence[Leaf], where: str) -> ConfigError:
+    """The first fault of `error` as one line, with the flag, the value and what is allowed."""
+    # 1. The setting; a contradiction has none
+    fault = error.errors(include_url=False)[0]
+    value = fault["input"]
+    text = fault["msg"].removeprefix("Value error, ")
+    prefix = f"{where}: " if where else ""
+    culprit = None
+    for leaf in rows:
+        if leaf.path == fault["loc"][: len(leaf.path)]:
+            culprit = leaf
+            break
     if culprit is None:
-        raise ConfigError(prefix + text)
-    if first["type"] == "literal_error" and isinstance(value, str):
-        raise unknown_name(
-            culprit.shown, value, [str(each) for each in literals(culprit.hint) if each]
-        )
-    if first["type"] == "value_error":
-        raise ConfigError(f"{prefix}{culprit.shown} {text}")
-    got = str(value).lower() if isinstance(value, bool) else f"{value!r:.60}"
+        return ConfigError(prefix + text)
+
+    # 2. One of a few values
+    if fault["type"] == "literal_error" and isinstance(value, str):
+        allowed = [str(each) for each in literals(culprit.hint) if each]
+        return unknown_name(culprit.shown, value, allowed)
+
+    # 3. What our own checks say, and what pydantic says
+    if fault["type"] == "value_error":
+        return ConfigError(f"{prefix}{culprit.shown} {text}")
     text = text.replace("Input should", "must").replace("a valid tuple", "a list")
-    raise ConfigError(f"{prefix}{culprit.shown} {text}, got {got}")
+    value_text = str(value).lower() if isinstance(value, bool) else f"{value!r:.60}"
+    return ConfigError(f"{prefix}{culprit.shown} {text}, got {value_text}")
 
 
 def literals(hint: Any) -> list[Any]:
     """The values of a setting of this type that has only some; none for other types."""
     if get_origin(hint) is Literal:
         return list(get_args(hint))
-    return [value for part in get_args(hint) for value in literals(part)]
+    values = []
+    for part in get_args(hint):
+        values += literals(part)
+    return values
 
 
 def flat(config: Config, *, identity_only: bool = False) -> dict[str, Any]:
@@ -501,8 +546,8 @@ def flat(config: Config, *, identity_only: bool = False) -> dict[str, Any]:
 
 
 def identifying(config: Config) -> dict[str, Any]:
-    """The settings that belong to a run's identity by flat name, as JSON values, and the variables
-    that act as such.
+    """The settings that belong to a run's identity, and the environment variables that act as
+    settings, as JSON values by flat name.
     """
     values = flat(config, identity_only=True) | variables(config)
     return {name: as_plain(value) for name, value in sorted(values.items())}
@@ -512,13 +557,17 @@ def tree(config: Config) -> Iterator[Config]:
     """`config` and all configs in it."""
     yield config
     for attribute in type(config).model_fields:
-        if isinstance(part := getattr(config, attribute), Config):
+        part = getattr(config, attribute)
+        if isinstance(part, Config):
             yield from tree(part)
 
 
 def variables(config: Config) -> dict[str, str]:
     """The environment variables that act as settings of the tree."""
-    return {name: value for part in tree(config) for name, value in part.environment.items()}
+    result: dict[str, str] = {}
+    for part in tree(config):
+        result |= part.environment
+    return result
 
 
 def notes_of(config: Config) -> list[str]:
@@ -528,22 +577,27 @@ def notes_of(config: Config) -> list[str]:
 
 def non_default(config: Config, *names: str) -> list[str]:
     """The settings among `names`, or of all, that differ from their defaults."""
-    # Defaults depend on the choices that were made
     values = flat(config)
+    # Defaults depend on the choices that were made
     defaults = {leaf.name: leaf.default for leaf in leaves(type(config), values)}
-    return [name for name in names or values if values.get(name, ...) != defaults.get(name, ...)]
+    result = []
+    for name in names or values:
+        if values.get(name, ...) != defaults.get(name, ...):
+            result.append(name)
+    return result
 
 
 def with_values(config: Kind, **values: Any) -> Kind:
     """`config` with other values by flat name, which are not checked again."""
-    changed: dict[str, Any] = {}
+    update: dict[str, Any] = {}
     for attribute, field in type(config).model_fields.items():
         value = getattr(config, attribute)
+        name = _name(attribute, field)
         if isinstance(value, Config):
-            changed[attribute] = with_values(value, **values)
-        elif (name := _name(attribute, field)) in values:
-            changed[attribute] = values[name]
-    return config.model_copy(update=changed)
+            update[attribute] = with_values(value, **values)
+        elif name in values:
+            update[attribute] = values[name]
+    return config.model_copy(update=update)
 
 
 def check_own_settings(kind: Any, whose: str) -> None:
@@ -569,9 +623,9 @@ def check_own_settings(kind: Any, whose: str) -> None:
     # 3. And can be flags
     for name, field in kind.model_fields.items():
         kinds = alternatives(field.annotation)
-        simple = (str, int, float, bool, Path, tuple[str, ...], tuple[Path, ...])
-        plain = kinds[0] in simple or get_origin(kinds[0]) is Literal
-        if len(kinds) != 1 or not plain:
+        simple_kinds = (str, int, float, bool, Path, tuple[str, ...], tuple[Path, ...])
+        is_simple = kinds[0] in simple_kinds or get_origin(kinds[0]) is Literal
+        if len(kinds) != 1 or not is_simple:
             allowed = "str, int, float, bool, Path, Literal, tuple[str, ...] or tuple[Path, ...]"
             raise ConfigError(f"{whose}: its setting '{name}' needs one of the types {allowed}")
 
@@ -580,7 +634,9 @@ def as_plain(value: Any) -> Any:
     """A setting's value as JSON: paths and models become text, tuples lists."""
     if isinstance(value, Path | FromText):
         return str(value)
-    return [as_plain(part) for part in value] if isinstance(value, tuple | list) else value
+    if isinstance(value, tuple | list):
+        return [as_plain(part) for part in value]
+    return value
 
 
 def parse_yaml(text: str, where: Path | str) -> Any:
@@ -595,13 +651,12 @@ def parse_yaml(text: str, where: Path | str) -> Any:
         value = yaml.load(text, _loader())
         json.dumps(value, default=str)  # raises for an alias that contains itself
         return value
-    # Such as a date of a 13th month
+    # ValueError: such as a date of a 13th month
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark else None
         reason = " ".join(str(getattr(error, "problem", error)).split())
-        raise DataError(
-            where, f"not YAML: {reason}", line=mark.line + 1 if mark else None
-        ) from None
+        raise DataError(where, f"not YAML: {reason}", line=line) from None
 
 
 @cache
@@ -614,11 +669,10 @@ def _loader() -> Any:
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             """The mapping of `node`. Raises MarkedYAMLError for a key given twice."""
-            keys = [
-                key.value
-                for key, _ in node.value
-                if isinstance(key, yaml.ScalarNode) and key.value != "<<"
-            ]
+            keys = []
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                    keys.append(key.value)
             for number, key in enumerate(keys):
                 if key in keys[:number]:
                     mark = node.value[number][0].start_mark

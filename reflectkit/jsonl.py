@@ -162,14 +162,18 @@ LARGE = re.compile(r"[eE]\+?\d{3}|\d{308}")
 
 
 def _refused(name: str) -> None:
+    """Raises ValueError: `name` is NaN, Infinity or -Infinity."""
     raise ValueError(f"{name} is no JSON number")
 
 
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if math.isinf(value):
-        raise ValueError(f"{digits:.20} is beyond the range of numbers")
-    return value
+def finite(text: str, fault: str = "{:.20} is beyond the range of numbers") -> float:
+    """The number in `text`. Raises ValueError, with `fault` about the text, if no float is that
+    large.
+    """
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(fault.format(text))
+    return number
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -201,7 +205,7 @@ def _parsed(
         return json.loads(
             text,
             parse_constant=constant,
-            parse_float=_finite if refuse_large else None,
+            parse_float=finite if refuse_large else None,
             object_pairs_hook=unique_keys if unique else None,
         )
     except RecursionError:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from reflectkit.jsonl import unique_keys
+from reflectkit.jsonl import finite, unique_keys
 
 MOST_ERRORS = 20
 """How many errors of a request are reported."""
@@ -52,9 +52,10 @@ def read_body(kind: type[Body], body: bytes) -> Body:
     """
     # 1. Parse the JSON: pydantic limits its depth to 200 levels, and Python's parser finds the
     # repeated keys and the large numbers that pydantic accepts
+    parse_float = partial(finite, fault="the number {:.80} is too large")
     try:
         from_json(body, allow_inf_nan=False)
-        json.loads(body, object_pairs_hook=unique_keys, parse_float=_finite)
+        json.loads(body, object_pairs_hook=unique_keys, parse_float=parse_float)
     except ValueError as error:
         raise invalid(str(error), "json_invalid") from None
 
@@ -102,11 +103,3 @@ def fault_of(error: ValidationError, body: bytes) -> str:
 def _at(place: Sequence[str | int], message: str) -> str:
     """The message after its place, if it has one."""
     return f"{'.'.join(map(str, place))}: {message}" if place else message
-
-
-def _finite(text: str) -> float:
-    """The number in `text`. Raises ValueError if no float is that large."""
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError(f"the number {text:.80} is too large")
-    return number

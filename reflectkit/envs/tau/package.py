@@ -179,7 +179,7 @@ class Domain:
         tables: Mapping[str, EpisodeTable],
         call: ToolCall,
     ) -> str:
-        """The package's answer to `call`, which may change `tables`."""
+        """The package's answer to `call`, which may change `tables` and the call's arguments."""
         # 1. What the package would not survive, or would not end
         tool = self._implementations.get(call.name)
         if tool is None:
@@ -191,7 +191,7 @@ class Domain:
             with warnings.catch_warnings():
                 # Python warns of the odd expressions that agents let it calculate
                 warnings.simplefilter("ignore", SyntaxWarning)
-                result = tool.invoke(data=tables, **deepcopy(call.arguments))
+                result = tool.invoke(data=tables, **call.arguments)
         except Exception as error:  # as the package does: the agent reads it
             return f"Error: {error}"
         return result if isinstance(result, str) else f"Error: {NO_RESULT}"
@@ -233,7 +233,8 @@ def expected(name: str, split: str, index: int) -> Changes:
     tables = home.database.copy()
     for call in problems(name, split)[index].actions:
         if call.name not in home.ending:
-            home.execute(tables, call)
+            # A copy, since the problem's own calls stay as they are
+            home.execute(tables, deepcopy(call))
     return home.database.changes(tables)
 
 
