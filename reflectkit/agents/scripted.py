@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -99,6 +100,15 @@ class AnyAction(RandomAgent):
         if observation.choices or observation.tools:
             return await super().decide(observation, context)
         return Decision("", truncation_reason="words")
+
+
+class InTurns(AnyAction):
+    """Draws any legal action, after the other episodes have taken a step."""
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """See `AnyAction.decide`."""
+        await asyncio.sleep(0)
+        return await super().decide(observation, context)
 
 
 class Oracle:

@@ -46,6 +46,9 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
         if current.done:
             return current.done
         progress.news(f"evaluate: {evaluation.summary} → {current.folder}")
+        for level, level_tasks in tasks.items():
+            if disturbance := config.held_out.disturbance(level, level_tasks):
+                progress.news(disturbance)
         # 2. Build: each player's agent is made when its turn comes
         with closing(Players(config.players_setup)) as players:
             # 3. Play

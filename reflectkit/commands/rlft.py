@@ -83,6 +83,8 @@ def run(config: RLConfig, progress: Progress) -> Report:
             return _finished(current.done, config.max_steps, progress)
         if overlap := rl_run.problems.overlap:
             progress.news(overlap)
+        if disturbance := rl_run.problems.disturbance:
+            progress.news(disturbance)
         with build.chat_comments(rl_run, current.folder, progress) as chat:
             # 2. Build
             trainer = build.resumed_trainer(rl_run, current, processes, progress, chat)

@@ -18,7 +18,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from reflectkit.console import Progress
 from reflectkit.envs import PROBLEMS, SPLITS, split_of
@@ -27,6 +27,9 @@ from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import dumps, lone_surrogate, read_json_list
 from reflectkit.seeding import generator
 from reflectkit.types import Observation, Status, Task, Trajectory, from_json, to_json
+
+if TYPE_CHECKING:
+    from reflectkit.rollouts.episode import Episode
 
 SHARES = (7, 2, 1)
 Note = Literal["positive", "mistake", "correction"]
@@ -412,16 +415,10 @@ class Problems:
         """Whether the same actions give the same episodes with each seed, or one seed begins in
         several ways. False where actions were refused.
         """
-        from reflectkit.agents.scripted import AnyAction
-        from reflectkit.rollouts.episode import Episode, rollout
-
         # 1. The same seeds with several sequences of actions
-        tasks = self.tasks("train", level, seeds=COMPARED)
-        episodes = [Episode(task, seed) for seed in range(COMPARED) for task in tasks]
-        trajectories = rollout(episodes, self.setup.maker(level), AnyAction(), width=1)
-        again = rollout(
-            [*reversed(episodes[:COMPARED])], self.setup.maker(level), AnyAction(), width=1
-        )
+        episodes = _compared_episodes(self.tasks("train", level, seeds=COMPARED))
+        trajectories = self._played(level, episodes, width=1)
+        again = self._played(level, [*reversed(episodes[:COMPARED])], width=1)
 
         # 2. One seed that begins in two ways
         if any(
@@ -431,10 +428,7 @@ class Problems:
             return True
 
         # 3. Seeds that make no difference
-        histories = [
-            [one.final, *((turn.observation, turn.reward) for turn in one.turns)]
-            for one in trajectories
-        ]
+        histories = [_history(trajectory) for trajectory in trajectories]
         unclear = any(
             one.status is Status.ABORTED or any(turn.info.get("refused") for turn in one.turns)
             for one in trajectories
@@ -443,6 +437,48 @@ class Problems:
             episode == histories[place - place % COMPARED]
             for place, episode in enumerate(histories)
         )
+
+    def disturbance(self, level: str, tasks: Sequence[Task]) -> str:
+        """That episodes of the user's own class change one another when they are played at the
+        same time, as they do if a list in the class has their state; empty if they do not.
+
+        tasks: of `level`; the first few are played.
+        """
+        is_own = self.setup.env.startswith("class:") or self.setup.class_file is not None
+        if not is_own or self.setup.kind.max_concurrency == 1:
+            return ""
+        # Played twice one by one, an env that draws without the seed differs, too
+        episodes = _compared_episodes(tasks)
+        one_by_one, at_once, again = (
+            [_history(trajectory) for trajectory in self._played(level, episodes, width)]
+            for width in (1, len(episodes), 1)
+        )
+        if one_by_one != again or one_by_one == at_once:
+            return ""
+        return (
+            f"env '{self.setup.env}': episodes that are played at the same time change one another;"
+            " make its lists and dicts in reset or __init__, not in the class, or write"
+            " max_concurrency = 1 in the class"
+        )
+
+    def _played(self, level: str, episodes: Sequence[Episode], width: int) -> list[Trajectory]:
+        """The `episodes`, played with random actions. width: how many at a time."""
+        from reflectkit.agents.scripted import InTurns
+        from reflectkit.rollouts.episode import rollout
+
+        return rollout(episodes, self.setup.maker(level), InTurns(), width=width)
+
+
+def _compared_episodes(tasks: Sequence[Task]) -> list[Episode]:
+    """Episodes of the first `tasks`, each with several sequences of actions."""
+    from reflectkit.rollouts.episode import Episode
+
+    return [Episode(task, seed) for seed in range(COMPARED) for task in tasks[:COMPARED]]
+
+
+def _history(trajectory: Trajectory) -> list[Any]:
+    """What a player saw and got."""
+    return [trajectory.final, *((turn.observation, turn.reward) for turn in trajectory.turns)]
 
 
 def _beginning(trajectory: Trajectory) -> Observation | None:

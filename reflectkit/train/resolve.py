@@ -79,6 +79,13 @@ class RLProblems:
         return f"{count} of {self.config.problems.source('train')}{new_seeds}"
 
     @property
+    def disturbance(self) -> str:
+        """That episodes change one another; empty if they do not."""
+        hardest = self.stages[-1][-1]
+        tasks = [task for task in self.levels[-1].tasks if task.level == hardest]
+        return self.config.problems.disturbance(hardest, tasks)
+
+    @property
     def overlap(self) -> str:
         """Why the held-out problems are training problems; empty if they are not."""
         problems, env, hardest = self.config.problems, self.config.env.name, self.stages[-1][-1]

@@ -226,6 +226,49 @@ def test_a_class_does_not_read_the_data_of_another_of_its_name(
     assert read_json(Path("data/game/class.json")) == {"file": f"../../{name}_c.py"}
 
 
+SHARED = """
+import random
+
+
+class Grid:
+    choices, horizon = ("left", "right", "wait"), 6
+    cells = [0, 0]
+
+    def reset(self, seed):
+        self.cells[:] = random.Random(seed).sample(range(9), 2)
+        return f"{self.cells}"
+
+    def step(self, choice):
+        self.cells[0] += 1
+        reward = float((choice == "left") == (self.cells[0] > self.cells[1]))
+        return f"{self.cells}", reward, choice != "wait"
+
+
+class Alone(Grid):
+    max_concurrency = 1
+
+
+class Owned(Grid):
+    def reset(self, seed):
+        self.cells = [0, 0]
+        return super().reset(seed)
+"""
+
+
+@pytest.mark.parametrize("name", ["Grid", "Alone", "Owned"])
+def test_episodes_that_share_a_list_are_noticed(
+    name: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Episodes at the same time wrote over each other's cells, and nothing said so."""
+    file = Path(f"{own_module(request.node)}.py")
+    file.write_text(SHARED, encoding="utf-8")
+    assert main(["evaluate", "--env", f"{file}:{name}", "--policy", "random", "--problems", "4"]) == 0
+    assert ("change one another; make its lists" in capsys.readouterr().out) == (name == "Grid")
+    training = ["--model", "tiny", "--max-steps", "1", "--episodes", "4"]
+    assert main(["rlft", "--env", f"{file}:{name}", *training]) == 0
+    assert ("change one another; make its lists" in capsys.readouterr().out) == (name == "Grid")
+
+
 WRONG_METHODS = """
 import reflectkit
 

@@ -52,6 +52,7 @@ CHECKERS = (Path(gymnasium.__file__).parent, Path(__file__))
 
 ENV_ATTRIBUTES: dict[str, Callable[[Any], bool]] = {
     "horizon": lambda value: isinstance(value, Integral) and int(value) > 0,
+    "max_concurrency": lambda value: isinstance(value, int) and value > 0,
     "teacher_type": lambda value: isinstance(value, type) and issubclass(value, Teacher),
     "rules": lambda value: isinstance(value, str),
     "__doc__": lambda value: isinstance(value, str),

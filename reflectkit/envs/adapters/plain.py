@@ -93,7 +93,7 @@ def wrap_class(
 ) -> type[Env]:
     """`kind` as an env of form `base`."""
     attributes: dict[str, Any] = {}
-    for key in ("name", "rules", "teacher_type", "__doc__", "__module__"):
+    for key in ("name", "rules", "teacher_type", "max_concurrency", "__doc__", "__module__"):
         if getattr(kind, key, None):
             attributes[key] = getattr(kind, key)
     horizon = getattr(kind, "horizon", None)
