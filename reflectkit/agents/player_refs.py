@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from reflectkit.chat.config import example_model
 from reflectkit.console import Progress
 from reflectkit.errors import ConfigError
 from reflectkit.models.refs import ModelRef, resolved
@@ -242,8 +243,9 @@ def _hint(text: str, names: Sequence[str]) -> str:
     # 3. Something else
     if text.startswith("results/"):
         return "; there is no such run"
+    name = example_model(text)
     return (
-        f"; a chat model is openai:{text} or local:{text}, and a model in a folder or on the hub"
+        f"; a chat model is openai:{name} or local:{name}, and a model in a folder or on the hub"
         f" NAME={text}"
     )
 

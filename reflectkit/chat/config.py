@@ -106,6 +106,16 @@ class Endpoint:
         return name.startswith(("o1", "o3", "o4", "gpt-5")) and not name.startswith("gpt-5-chat")
 
 
+def example_model(text: str) -> str:
+    """The name of a chat model in an example: `text` if it may be one, else MODEL.
+
+    >>> example_model("gpt-4o-mini"), example_model("openai"), example_model("results/maze")
+    ('gpt-4o-mini', 'MODEL', 'MODEL')
+    """
+    is_name = text and text not in KEYS | DECISION_KEYS and not set(text) & set(":/ ")
+    return text if is_name else "MODEL"
+
+
 def parse_endpoint(
     text: str,
     base_url: str | None,
@@ -124,8 +134,7 @@ def parse_endpoint(
     # 1. What it is
     kind, _, model = text.partition(":")
     if kind not in (KEYS | DECISION_KEYS if decides else KEYS) or not model:
-        # A hint with the name that was written, if it may be a model's
-        name = text if text and ":" not in text and "/" not in text else "MODEL"
+        name = example_model(text)
         raise ConfigError(
             f"{flag} {text!r}: write {alternatives}openai:{name}, azure:DEPLOYMENT or local:{name}"
         )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import typer
 
 from reflectkit.cli.screen import print_error, say
 from reflectkit.commands import STAGES, config_class
+from reflectkit.config import flag, leaves
 from reflectkit.errors import (
     NO_ROOM,
     ReflectkitError,
@@ -29,6 +33,8 @@ BAD_PATH = (
     errno.ELOOP,
 )
 """Error numbers of places where nothing can be read or written."""
+EXTRA = re.compile(r"unexpected extra argument\(s\) \((.+)\)")
+"""What click says of a value without a flag in front."""
 
 
 def exit_code(error: BaseException, arguments: Sequence[str]) -> int:
@@ -120,7 +126,7 @@ def _usage(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     stage = context.info_name if context else ""
     if type(error).__name__ == "NoSuchOption" and stage in STAGES:
-        from reflectkit.config import leaves, unknown_setting
+        from reflectkit.config import unknown_setting
 
         kind = config_class(stage)
         option = str(getattr(error, "option_name", ""))
@@ -128,5 +134,37 @@ def _usage(error: typer.TyperException) -> str:
         explanation = unknown_setting(kind, name, [leaf.name for leaf in leaves(kind)], "")
         if not isinstance(explanation, UnknownNameError):
             return str(explanation)
+    if (value := EXTRA.search(error.format_message())) and stage in STAGES:
+        return _without_flag(stage, value[1], context)
     help_command = f"{context.command_path if context else 'reflectkit'} --help"
     return f"{error.format_message().rstrip('.')} (see `{help_command}`)"
+
+
+def _without_flag(stage: str, text: str, context: Any) -> str:
+    """What is wrong with `text`, values of the command line without a flag in front.
+
+    context: click's, with the flags that were given.
+    """
+    from reflectkit.envs import ENVS, SCHEMES
+    from reflectkit.models.hub import PACKAGED, TINY
+
+    # 1. The flag that was probably meant
+    value = text.split()[0]
+    if value in ENVS or ".py:" in value or value.partition(":")[0] in SCHEMES:
+        name = "env"
+    elif value in (*TINY, *PACKAGED):
+        name = "model"
+    elif stage == "plot":
+        name = "evals" if Path(value, "eval.json").is_file() else "runs"
+    else:
+        name = "policy"
+
+    # 2. Whether the command has it, and it was not given
+    is_known = name in {leaf.name for leaf in leaves(config_class(stage))}
+    source = context.get_parameter_source(name)
+    is_given = source is not None and source.name == "COMMANDLINE"
+    if is_known and not is_given:
+        advice = f"did you mean {flag(name)} {value}?"
+    else:
+        advice = "give its flag, or put a value with spaces in quotes"
+    return f"{value!r} has no flag in front; {advice} (see `{context.command_path} --help`)"

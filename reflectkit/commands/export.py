@@ -19,8 +19,7 @@ from reflectkit.envs.setup import EnvConfig, EnvSetup, chat_settings
 from reflectkit.errors import ConfigError, ReflectkitError, refuse
 from reflectkit.eventloop import result_of
 from reflectkit.jsonl import read_json
-from reflectkit.models.checkpoint_metadata import QUESTIONS, SERVICE
-from reflectkit.models.hub import hub_options
+from reflectkit.models.checkpoint_metadata import QUESTIONS, SERVICE, base_of, model_facts
 from reflectkit.models.refs import ModelRef
 from reflectkit.prompts import (
     ACTION_MARKER,
@@ -96,7 +95,7 @@ def run(config: ExportConfig, progress: Progress) -> Report:
     """Write the folder. Raises CheckpointError, and ConfigError if something else is in its place."""
     checkpoint = ModelRef.parse(str(config.policy)).checkpoint(progress)
     config = with_values(config, policy=checkpoint.path)
-    hub_options(config.policy)  # whether there is such a model
+    checkpoint.require()
 
     # 1. What is exported, and where to
     with open_run("export", config, [config.policy]) as current:
@@ -104,9 +103,6 @@ def run(config: ExportConfig, progress: Progress) -> Report:
             return current.done
         if checkpoint.facts.get(SERVICE):
             return bring_home(config, current, progress)
-        progress.news(f"export: loading {config.policy}")
-        from reflectkit.models.checkpoint_metadata import base_of, model_facts
-        from reflectkit.models.load import export
 
         # Only an earlier export of the same checkpoint may be replaced
         target = config.out_dir
@@ -122,6 +118,9 @@ def run(config: ExportConfig, progress: Progress) -> Report:
             )
 
         # 2. The weights, the facts that still hold, and the card
+        progress.news(f"export: loading {config.policy}")
+        from reflectkit.models.load import export
+
         with progress.bar(f"export {config.policy}", 1) as bar:
             origin_facts = model_facts(config.policy)
             base = base_of(config.policy)

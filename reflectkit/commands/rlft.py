@@ -14,6 +14,7 @@ from reflectkit.chat.config import key_of
 from reflectkit.commands import Traits
 from reflectkit.console import Progress, Quiet, Report
 from reflectkit.errors import memory_explained
+from reflectkit.models.checkpoint_metadata import check_model_folder
 from reflectkit.text import pluralize
 from reflectkit.train.processes import check_launch, launch, shared_run, start_processes
 from reflectkit.train.resolve import resolve, resolve_problems
@@ -63,7 +64,11 @@ def run(config: RLConfig, progress: Progress) -> Report:
 
     # 1. Resolve: mistakes are told before torch is imported
     require_trackers(config.checkpoints.report_to)
-    config.policy.start.require()
+    for model in (config.policy.start, config.reflector.load_dir):
+        if model is not None:
+            model.require()
+    if config.resume_from is not None:
+        check_model_folder(config.resume_from)
     problems = resolve_problems(config, progress)
     progress.news(f"rlft ({config.algo.name}): loading torch")
     from reflectkit.train import build, loop, report

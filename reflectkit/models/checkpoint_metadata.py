@@ -106,12 +106,9 @@ def best_checkpoint(checkpoints: Iterable[Path]) -> Path | None:
     return best
 
 
-def checked_facts(folder: Path, role: str | None) -> ModelFacts:
-    """The facts in `folder`.
-
-    Raises CheckpointError if it is not a model, or not for `role`.
-    """
-    # 1. Whether it is a model folder, and not a run or what has only its name
+def check_model_folder(folder: Path) -> None:
+    """Raises CheckpointError if `folder` is not a model's, but a run or what has only its name."""
+    # 1. There is none
     if not folder.is_dir():
         others = checkpoints(folder.parent)
         near = (
@@ -120,14 +117,8 @@ def checked_facts(folder: Path, role: str | None) -> ModelFacts:
             else "; run `reflectkit sft`, or name another folder"
         )
         raise CheckpointError(f"no such model folder: {folder}{near}")
+    # 2. A run
     inside = checkpoints(folder)
-    if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
-        near = (
-            f"; name a checkpoint in it, e.g. {inside[-1]}"
-            if inside
-            else "; name a run of sft or rlft"
-        )
-        raise CheckpointError(f"{folder} is not a model folder{near}")
     if stage := stage_of(folder):
         trains = stage in ("sft", "rlft")
         advice = (
@@ -137,6 +128,23 @@ def checked_facts(folder: Path, role: str | None) -> ModelFacts:
         )
         near = f"; name one in it, e.g. {inside[-1]}" if inside else advice
         raise CheckpointError(f"{folder} is a run of {stage}, not a checkpoint{near}")
+    # 3. Another folder
+    if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
+        near = (
+            f"; name a checkpoint in it, e.g. {inside[-1]}"
+            if inside
+            else "; name a run of sft or rlft"
+        )
+        raise CheckpointError(f"{folder} is not a model folder{near}")
+
+
+def checked_facts(folder: Path, role: str | None) -> ModelFacts:
+    """The facts in `folder`.
+
+    Raises CheckpointError if it is not a model, or not for `role`.
+    """
+    # 1. Whether it is a model folder
+    check_model_folder(folder)
     # 2. Whether its files are those that are read
     is_adapter = (folder / "adapter_config.json").is_file()
     if is_adapter and not (folder / "adapter_model.safetensors").is_file():

@@ -11,7 +11,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from reflectkit.chat.config import DECISION_KEYS, KEYS
+from reflectkit.chat.config import DECISION_KEYS, KEYS, example_model
 from reflectkit.config import FromText
 from reflectkit.console import Progress
 from reflectkit.errors import CheckpointError
@@ -19,6 +19,7 @@ from reflectkit.models.checkpoint_metadata import (
     BETTER,
     REFLECTOR_FOLDER,
     best_checkpoint,
+    check_model_folder,
     has_tokenizer,
     model_facts,
 )
@@ -147,6 +148,9 @@ class ModelRef(FromText):
         """
         if self.kind is ModelKind.STORED:
             hub_options(self.text)
+            # A run stands for a checkpoint in it
+            if looks_local(self.text) and not checkpoints(self.path):
+                check_model_folder(self.path)
 
     def checkpoint(self, progress: Progress) -> ModelRef:
         """For a run, the checkpoint that it stands for, which is reported: the best one if training
@@ -184,15 +188,17 @@ class ModelRef(FromText):
         """`source`, of which it is known that it can be loaded. reflects: a checkpoint in which
         both players learned stands for its reflector. What has no weights stands for itself.
 
-        Raises CheckpointError for a hub id that cannot be fetched, before torch is imported.
+        Raises CheckpointError for no model, and for a hub id that cannot be fetched, before torch
+        is imported.
         """
         if not self.has_weights:
             return self
         source = self.source(data_dir, progress)
         try:
-            hub_options(source.text)
+            source.require()
         except CheckpointError as error:
-            chat = f"; a chat model is written openai:{self} or local:{self}"
+            name = example_model(self.text)
+            chat = f"; a chat model is written openai:{name} or local:{name}"
             raise CheckpointError(f"{error}{'' if looks_local(source.text) else chat}") from None
         reflector = source.path / REFLECTOR_FOLDER
         if reflects and looks_local(source.text) and reflector.is_dir():

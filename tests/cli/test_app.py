@@ -220,3 +220,19 @@ def test_columns_that_are_all_alike_are_shown(capsys: pytest.CaptureFixture[str]
     rows = tuple((name, *figures) for name in ("before training", "after 60 updates"))
     lines = "\n".join(lines_of(Table("a title", ("player", "success", "interval", "more"), rows), 60, capsys))
     assert lines.count("0 % to 4 %") == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"),
+    [
+        ("play taxi", "--env taxi"),
+        ("rlft maze.py:Maze --model tiny", "--env maze.py:Maze"),
+        ("rlft --env taxi tiny", "--model tiny"),
+        ("serve results/maze", "--policy results/maze"),
+        ("plot results/maze", "--runs results/maze"),
+        ("play --env taxi corridor", "in quotes"),
+    ],
+)
+def test_a_value_without_its_flag_is_told_the_flag(line: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line.split()) == 2
+    assert flag in capsys.readouterr().err

@@ -34,6 +34,7 @@ def test_a_name_says_what_it_stands_for(text: str, kind: ModelKind) -> None:
 
 def checkpoint(folder: Path, **facts: float) -> ModelRef:
     folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
     (folder / "tokenizer.json").touch()
     (folder / "reflectkit.json").write_text(json.dumps(facts))
     return ModelRef(str(folder))
@@ -63,3 +64,5 @@ def test_what_has_no_weights_stands_for_itself_and_a_missing_folder_is_refused(t
         assert ModelRef.parse(text).folder is None
     with pytest.raises(CheckpointError, match="no such model folder"):
         ModelRef.parse(str(tmp_path / "missing")).resolve(tmp_path, Quiet())
+    with pytest.raises(CheckpointError, match="is not a model folder"):
+        ModelRef.parse(str(tmp_path)).resolve(tmp_path, Quiet())
