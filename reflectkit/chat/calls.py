@@ -120,8 +120,11 @@ class LimitedClient(openai.DefaultAsyncHttpxClient):
                 raise NoAccessError(reason)
         # 4. Few servers charge for errors
         if not 200 <= status < 300:
-            prompt_tokens = billed(value, "prompt_tokens") or 0
-            completion_tokens = billed(value, "completion_tokens") or 0
+            # In the names of chat completions, or of decisions
+            prompt_tokens = billed(value, "prompt_tokens") or billed(value, "input_tokens") or 0
+            completion_tokens = (
+                billed(value, "completion_tokens") or billed(value, "output_tokens") or 0
+            )
             if prompt_tokens or completion_tokens:
                 self.on_error_bill(request.content, prompt_tokens, completion_tokens)
         headers = {}

@@ -19,6 +19,7 @@ from typing_extensions import override
 from reflectkit.chat.calls import Caller, billed
 from reflectkit.chat.config import OPENAI, SYSTEM_ONE
 from reflectkit.chat.journal import MALFORMED, ChatAnswer
+from reflectkit.decisions.bodies import refuse_repeated_keys
 from reflectkit.jsonl import dumps
 from reflectkit.keys import masked, redacted
 from reflectkit.types import Message
@@ -68,6 +69,12 @@ class DecisionCaller(Caller):
         text, finish = "", "stop"
         if not fault and "answers" not in value:
             fault = "the server's answer holds no answers"
+        if not fault:
+            # Of two probabilities of one option, neither is right
+            try:
+                refuse_repeated_keys(response.content)
+            except ValueError as error:
+                fault = f"the server's answer: {error}"
         if not fault:
             try:
                 text = dumps(value["answers"])

@@ -149,6 +149,22 @@ def test_a_bad_reply_is_a_counted_failure(
     assert "every episode of M was aborted (1)" in capsys.readouterr().err
 
 
+def test_a_reply_with_one_option_twice_is_a_counted_failure(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = b'{"type": "choice", "probabilities": {"left": 0.9, "left": 0.5, "right": 0.5}}'
+    server.faults = [("raw", b'{"answers": {"action": ' + answer + b"}}")] * 2
+    evaluate(server, "systemone", "--problems", "1", code=2)
+    assert "the key 'left' twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_an_error_costs_is_paid(form: str, server: Server) -> None:
+    bill = {"error": {"message": "busy"}, "usage": {"input_tokens": 70, "output_tokens": 0}}
+    server.faults = [("sent", 503, {"Retry-After": "0"}, json.dumps(bill).encode())]
+    folder = evaluate(server, form, "--problems", "1", "--price-in", "1000", "--price-out", "0")
+    (asked,) = read_json(folder / "eval.json")["asked"].values()
+    assert asked["usd"] == pytest.approx((len(server.requests) - 1) * 0.1 + 0.07)
+
+
 def test_refusals_in_every_order_abort_the_episode(server: Server) -> None:
     states = []
 
