@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from reflectkit.chat.config import example_model
 from reflectkit.console import Progress
 from reflectkit.errors import ConfigError
 from reflectkit.models.refs import ModelRef, resolved
-from reflectkit.registry import plugins
+from reflectkit.registry import code_files, import_module, module_of, plugins
 from reflectkit.runs.run import CHECKPOINT, checkpoints
 
 SCRIPTED = ("oracle", "random")
@@ -23,6 +24,10 @@ PLUGINS = "reflectkit.players"
 """The group of entry points in which a package offers players: NAME = "package.module:make", where
 `make()` returns an agent.
 """
+
+
+OWN_PLAYER = re.compile(r"(?:(?P<name>[^=:]+)=)?(?P<code>[^=]+\.py:(?P<attribute>[^\W\d]\w*))")
+"""A player in a file of the user's own: FILE.py:NAME or NAME=FILE.py:NAME."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class Player:
     """The model that comments for the policy; None without comments."""
     method: str = ""
     """The published method of the env by which the model plays; "" for none."""
+    code: str = ""
+    """Where the user's own player is written, FILE.py:NAME; "" for any other."""
 
     @property
     def checkpoint(self) -> ModelRef | None:
@@ -81,10 +88,15 @@ def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str
     ('ours', 'a/b', 'c/d')
     >>> parse_policy("big=openai:x+openai:y").api_models
     ('openai:x', 'openai:y')
+    >>> parse_policy("rules.py:nearest")
+    Player(name='nearest', policy=None, reflector=None, method='', code='rules.py:nearest')
     """
-    # 1. A player without a model, e.g. "oracle"
+    # 1. A player without a model, e.g. "oracle" or "rules.py:nearest"
     if text in SCRIPTED or text in baselines or text in plugin_names(text):
         return Player(text)
+    match = OWN_PLAYER.fullmatch(text)
+    if match is not None:
+        return Player(match["name"] or match["attribute"], code=match["code"])
 
     # 2. A run's folder, whose name is the player's: FOLDER or FOLDER+REFLECTOR
     folders = _split_folders(text)
@@ -128,8 +140,8 @@ def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str
     names += plugin_names(text)
     hint = "" if equals else _hint(text, names)
     raise ConfigError(
-        f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, a run's folder, or"
-        f" one of {', '.join(names)}{hint}"
+        f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, a run's folder,"
+        f" FILE.py:NAME, or one of {', '.join(names)}{hint}"
     )
 
 
@@ -180,6 +192,14 @@ def model_folders(models: Iterable[ModelRef | None]) -> list[Path]:
     """The folders of those of `models` that are in folders, without repeats."""
     distinct = [model for model in dict.fromkeys(models) if model is not None]
     return [model.folder for model in distinct if model.folder is not None]
+
+
+def player_files(players: Iterable[Player]) -> list[Path]:
+    """The files of the user's own players, and those that they import."""
+    modules = [module_of(player.code) for player in players if player.code]
+    for module in modules:
+        import_module("player", module)
+    return code_files(modules)
 
 
 def plugin_names(text: str) -> list[str]:

@@ -128,6 +128,10 @@ class Players:
             return self._chat_agent(player)
         if player.checkpoint is not None:
             return self._checkpoint_agent(player, player.checkpoint)
+        if player.code:
+            from reflectkit.agents.own import own_player
+
+            return own_player(player.code)
         return self._scripted_agent(player.name)
 
     def _chat_agent(self, player: Player) -> Agent:

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from reflectkit.agents.human import HELP_KEYS, QUIT, Human, action_text, keys_of
 from reflectkit.agents.mismatches import playing_mismatches
-from reflectkit.agents.player_refs import Player, model_folders, parse_policy
+from reflectkit.agents.player_refs import Player, model_folders, parse_policy, player_files
 from reflectkit.agents.players import Players, PlayersSetup
 from reflectkit.chat.config import (
     OF_CHAT_MODELS,
@@ -203,10 +203,9 @@ class PlayConfig(Config):
     env: EnvConfig
     policy: str = option(
         PERSON,
-        help="Who plays: person, oracle, random, a baseline of the env, a decision model"
-        " (decisions:MODEL,"
-        " systemone:MODEL), or NAME=MODEL[+REFLECTOR]; the reflector may be a chat model"
-        " (openai:MODEL,"
+        help="Who plays: person, oracle, random, a baseline of the env, your own rule"
+        " (FILE.py:FUNCTION), a decision model (decisions:MODEL, systemone:MODEL), or"
+        " NAME=MODEL[+REFLECTOR]; the reflector may be a chat model (openai:MODEL,"
         " azure:DEPLOYMENT, local:MODEL).",
         essential=True,
     )
@@ -354,6 +353,7 @@ def run(config: PlayConfig, progress: Progress) -> Report:
         progress.news(f"loading {' and '.join(map(str, folders))}")
     inputs = [*([source] if source else []), *folders, *setup.input_files(tasks)]
     inputs += config.sampler.input_files(setup.folder)
+    inputs += player_files([player])
     with (
         open_run("play", config, inputs, again=True) as current,
         contextlib.closing(Players(config.players)) as players,

@@ -49,9 +49,9 @@ class EvaluateConfig(Config):
         help="NAME=MODEL or NAME=MODEL+REFLECTOR (each a checkpoint, a run of sft or rlft, or a hub"
         " id; +oracle: the env's teacher comments; +nothing: empty comments; +openai:MODEL,"
         " +azure:… or +local:…: a chat model's), oracle, random, a baseline of the env, or, with or"
-        " without NAME=, a chat model (openai:MODEL, azure:DEPLOYMENT, local:MODEL) or two of them"
-        " as ACTOR+REFLECTOR, or a decision model (decisions:MODEL in OpenAI's form,"
-        " systemone:MODEL); METHOD:MODEL plays a published method of the env with any model, e.g."
+        " without NAME=, your own rule (FILE.py:FUNCTION), a chat model (openai:MODEL,"
+        " azure:DEPLOYMENT, local:MODEL), two of them as ACTOR+REFLECTOR, or a decision model"
+        " (decisions:MODEL in OpenAI's form, systemone:MODEL); METHOD:MODEL plays a published method of the env with any model, e.g."
         " memagent:openai:MODEL (repeat the flag).",
         essential=True,
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reflectkit.agents.mismatches import length_mismatches, playing_mismatches
-from reflectkit.agents.player_refs import Player, model_folders
+from reflectkit.agents.player_refs import Player, model_folders, player_files
 from reflectkit.chat.config import key_of
 from reflectkit.console import Progress
 from reflectkit.data.problems import draw_problems, read_records
@@ -100,6 +100,7 @@ def resolve(
     inputs += folders
     inputs += setup.input_files(all_tasks)
     inputs += config.sampler.input_files(setup.folder)
+    inputs += player_files(players)
 
     # 3. Warn if the figures may mislead
     warnings = playing_mismatches(config.env, players, folders)

@@ -362,6 +362,67 @@ def test_packages_offer_environments_and_players(
     assert (row["name"], row["success"], row["return"]) == ("first", 1, 1)
 
 
+RULES = """
+import reflectkit
+
+
+def first(text, choices):
+    return choices[0]
+
+
+def second(text, choices):
+    return 1
+
+
+def third(text, choices):
+    return 2
+
+
+def short(text):
+    return 0
+
+
+class Agent:
+    async def decide(self, observation, context):
+        return reflectkit.Decision(1)
+
+
+class Waits:
+    def decide(self, observation, context):
+        return reflectkit.Decision(1)
+
+
+class Made(Agent):
+    def __init__(self, size):
+        pass
+"""
+
+
+def test_a_rule_in_a_file_is_a_player(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
+    name = own_module(request.node)
+    game, rules = Path(f"{name}_game.py"), Path(f"{name}_rules.py")
+    game.write_text(GAME.format(best=0).replace("1.0", 'float(choice == "left")'), encoding="utf-8")
+    rules.write_text(RULES, encoding="utf-8")
+    players = [f"{rules}:first", f"mine={rules}:second", f"{rules}:Agent"]
+    flags = [word for player in players for word in ("--policy", player)]
+    evaluate = ["evaluate", "--env", f"{game}:Game", "--problems", "2"]
+    assert main([*evaluate, *flags, "--name", "rules"]) == 0
+    rows = read_json(Path("results/rules/eval.json"))["rows"]
+    assert [(row["name"], row["return"]) for row in rows] == [("first", 1), ("mine", 0), ("Agent", 0)]
+    assert str(rules) in read_json(Path("results/rules/config.json"))["inputs"]
+    assert main(["play", "--env", f"{game}:Game", "--policy", f"{rules}:first", "--auto"]) == 0
+    capsys.readouterr()
+    for player, message in (
+        ("third", "returned 2, and the choices are ('left', 'right'); write def third(text, choices)"),
+        ("short", "too many positional arguments; write def short(text, choices)"),
+        ("Waits", "has no async def decide(self, observation, context)"),
+        ("Made", "is made without arguments, but: missing a required argument: 'size'"),
+        ("frist", "did you mean"),
+    ):
+        assert main([*evaluate, "--policy", f"{rules}:{player}"]) == 2
+        assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["choices", "tools", "prompts"])
 def test_what_it_writes_is_trained_by_the_command_that_it_prints(capsys: pytest.CaptureFixture[str], kind: str) -> None:
     name = f"new_{kind}"
