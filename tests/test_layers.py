@@ -39,7 +39,7 @@ MAY_IMPORT = {
     **dict.fromkeys(("evals", "train"), LIBRARY),
     "recipe": LIBRARY | {"commands"},
     "commands": LIBRARY | {"recipe"},
-    "cli": NOUNS | {"commands", "envs", "recipe", "runs"},
+    "cli": NOUNS | {"commands", "envs", "models", "recipe", "runs"},
     "integrations": LIBRARY | {"commands", "cli"},
 }
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets"}

@@ -51,8 +51,8 @@ class EvaluateConfig(Config):
         " +azure:… or +local:…: a chat model's), oracle, random, a baseline of the env, or, with or"
         " without NAME=, your own rule (FILE.py:FUNCTION), a chat model (openai:MODEL,"
         " azure:DEPLOYMENT, local:MODEL), two of them as ACTOR+REFLECTOR, or a decision model"
-        " (decisions:MODEL in OpenAI's form, systemone:MODEL); METHOD:MODEL plays a published method of the env with any model, e.g."
-        " memagent:openai:MODEL (repeat the flag).",
+        " (decisions:MODEL in OpenAI's form, systemone:MODEL); METHOD:MODEL plays a published"
+        " method of the env with any model, e.g. memagent:openai:MODEL (repeat the flag).",
         essential=True,
     )
     task_file: Path | None = option(
