@@ -447,19 +447,22 @@ class Problems:
         is_own = self.setup.env.startswith("class:") or self.setup.class_file is not None
         if not is_own or self.setup.kind.max_concurrency == 1:
             return ""
-        # Played twice one by one, an env that draws without the seed differs, too
         episodes = _compared_episodes(tasks)
-        one_by_one, at_once, again = (
-            [_history(trajectory) for trajectory in self._played(level, episodes, width)]
-            for width in (1, len(episodes), 1)
-        )
-        if one_by_one != again or one_by_one == at_once:
+        one_by_one = self._histories(level, episodes, width=1)
+        if one_by_one == self._histories(level, episodes, width=len(episodes)):
+            return ""
+        # An env that draws without the seed differs one by one, too
+        if one_by_one != self._histories(level, episodes, width=1):
             return ""
         return (
             f"env '{self.setup.env}': episodes that are played at the same time change one another;"
             " make its lists and dicts in reset or __init__, not in the class, or write"
             " max_concurrency = 1 in the class"
         )
+
+    def _histories(self, level: str, episodes: Sequence[Episode], width: int) -> list[list[Any]]:
+        """What a player saw and got in each of `episodes`; see `_played`."""
+        return [_history(trajectory) for trajectory in self._played(level, episodes, width)]
 
     def _played(self, level: str, episodes: Sequence[Episode], width: int) -> list[Trajectory]:
         """The `episodes`, played with random actions. width: how many at a time."""
