@@ -46,13 +46,11 @@ class EvaluateConfig(Config):
     env: EnvConfig
     policy: tuple[str, ...] = option(
         (),
-        help="NAME=MODEL or NAME=MODEL+REFLECTOR (each a checkpoint, a run of sft or rlft, or a hub"
-        " id; +oracle: the env's teacher comments; +nothing: empty comments; +openai:MODEL,"
-        " +azure:… or +local:…: a chat model's), oracle, random, a baseline of the env, or, with or"
-        " without NAME=, your own rule (FILE.py:FUNCTION), a chat model (openai:MODEL,"
-        " azure:DEPLOYMENT, local:MODEL), two of them as ACTOR+REFLECTOR, or a decision model"
-        " (decisions:MODEL in OpenAI's form, systemone:MODEL); METHOD:MODEL plays a published"
-        " method of the env with any model, e.g. memagent:openai:MODEL (repeat the flag).",
+        help="Who plays (repeat the flag): oracle, random, or a baseline of the env; NAME=MODEL or"
+        " NAME=MODEL+REFLECTOR, where a model is a checkpoint, a run or a hub id, and +oracle,"
+        " +nothing and +openai:MODEL comment, too; your own rule, FILE.py:FUNCTION; a chat model"
+        " (openai:MODEL, azure:DEPLOYMENT, local:MODEL), or two as ACTOR+REFLECTOR; a decision"
+        " model (decisions:MODEL, systemone:MODEL); METHOD:MODEL, a published method of the env.",
         essential=True,
     )
     task_file: Path | None = option(
