@@ -12,7 +12,7 @@ from reflectkit.config import Leaf, choices, is_path, leaves, parsed_type
 from reflectkit.integrations.call import PLAYERS
 from reflectkit.jsonl import write_text
 
-COMMANDS = ("rlft", "sft", "evaluate", "gen-trajectory")
+COMMANDS = ("rlft", "sft", "evaluate", "gen-trajectory", "split", "gen-sft")
 PLACE = Path(__file__).parents[1] / "reflectkit" / "integrations" / "keywords.py"
 HEAD = '''"""The settings of `reflectkit.rlft` and its like, for editors; from docs/python_keywords.py."""
 

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from reflectkit.errors import ReflectkitError
     from reflectkit.integrations.agent import Act, LoadedAgent, load_agent
     from reflectkit.integrations.call import Result
-    from reflectkit.integrations.functions import evaluate, gen_trajectory, rlft, sft
+    from reflectkit.integrations.functions import (
+        evaluate,
+        gen_sft,
+        gen_trajectory,
+        rlft,
+        sft,
+        split,
+    )
     from reflectkit.rollouts.episode import Episode, rollout
     from reflectkit.types import (
         Decision,
@@ -55,6 +62,7 @@ __all__ = [
     "__version__",
     "env_class",
     "evaluate",
+    "gen_sft",
     "gen_trajectory",
     "load_agent",
     "make",
@@ -62,6 +70,7 @@ __all__ = [
     "rlft",
     "rollout",
     "sft",
+    "split",
 ]
 
 _PLACES = {
@@ -77,7 +86,8 @@ _PLACES = {
     **dict.fromkeys(("Act", "LoadedAgent", "load_agent"), "reflectkit.integrations.agent"),
     "Result": "reflectkit.integrations.call",
     **dict.fromkeys(
-        ("evaluate", "gen_trajectory", "rlft", "sft"), "reflectkit.integrations.functions"
+        ("evaluate", "gen_sft", "gen_trajectory", "rlft", "sft", "split"),
+        "reflectkit.integrations.functions",
     ),
 }
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from reflectkit.agents.player_refs import Player
 from reflectkit.config import as_plain, flag, flat, is_path, leaves
 from reflectkit.envs import ENVS
+from reflectkit.envs.python_classes import class_in
 from reflectkit.envs.setup import EnvSetup
 from reflectkit.models.checkpoint_metadata import load_tokenizer, model_facts
 from reflectkit.models.refs import ModelRef
@@ -83,7 +84,7 @@ def env_mismatches(env: str, folders: Iterable[Path]) -> list[str]:
         trained_version = facts.get("prompts", 0)
         if not isinstance(trained_env, str):
             continue
-        if ENVS.get(trained_env, trained_env) != ENVS.get(env, env):
+        if not _is_same_env(trained_env, env):
             warnings.append(
                 f"{folder} was trained in env '{trained_env}', but plays in '{env}'; use a"
                 f" checkpoint of '{env}', or --env {trained_env}"
@@ -94,6 +95,16 @@ def env_mismatches(env: str, folders: Iterable[Path]) -> list[str]:
                 f" {PROMPT_VERSION}; train it again, or expect lower scores"
             )
     return warnings
+
+
+def _is_same_env(there: str, here: str) -> bool:
+    """Whether these are names of one env: a class may be handed over by a program, or named with
+    its file, whose path depends on the folder. Its code is compared elsewhere.
+    """
+    files = [class_in(name) or name.partition(".py:")[2] for name in (there, here)]
+    if all(files):
+        return files[0] == files[1]
+    return ENVS.get(there, there) == ENVS.get(here, here)
 
 
 def settings_mismatches(env: EnvConfig, folders: Iterable[Path]) -> list[str]:

@@ -254,7 +254,7 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
         if not steps and faults:
             raise DataError(source, f"no demonstration can be used: {', '.join(faults)}")
         if not steps:
-            command = f"`reflectkit gen-trajectory --env {config.env.name}`"
+            command = config.setup.command("gen-trajectory")
             raise DataError(source, f"no record has a demonstration; generate some with {command}")
         for fault, number in faults.items():
             progress.news(f"{pluralize(number, 'demonstration')}: {fault}")

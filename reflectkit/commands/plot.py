@@ -17,7 +17,7 @@ from typing_extensions import override
 from reflectkit.commands import Traits
 from reflectkit.config import Config, Rule, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
-from reflectkit.errors import DataError, refuse
+from reflectkit.errors import DataError, refuse, unknown_name
 from reflectkit.evals.plot import Curve, draw_bars, draw_curves, draw_reliability, read_curves
 from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.runs.run import RunConfig, differing_settings, open_run, read_record
@@ -278,5 +278,5 @@ def _read_bars(
         except (KeyError, TypeError, ValueError):
             raise DataError(path, "is not a result of evaluate; name the folder of one") from None
         if not bars:
-            raise DataError(path, f"has no figure; available: {', '.join(figures)}", field=figure)
+            raise unknown_name(f"figure of {path}", figure, figures)
     return bars

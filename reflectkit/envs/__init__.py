@@ -27,6 +27,7 @@ from pydantic import (
 
 from reflectkit.config import NoSettings, check_own_settings
 from reflectkit.env import Env, Teacher
+from reflectkit.envs.python_classes import class_in
 from reflectkit.errors import ConfigError, brief, code_place
 from reflectkit.registry import plugins, resolve
 from reflectkit.types import Task
@@ -64,6 +65,12 @@ RECORDS = "data_reflection_negative.json"
 """The file of the problems with their demonstrations, in the folder of an env's records."""
 PLUGINS = "reflectkit.envs"
 """The group of entry points in which a package offers its envs: NAME = "package.module:Class"."""
+PLAIN_METHODS = {"reset": "reset(self, seed), which returns what the player sees first"}
+ENV_METHODS = {
+    "reset": "reset(self, task, seed), which returns an Observation",
+    "step": "step(self, action), which returns a StepResult",
+}
+"""The methods that an env must have, as their definitions begin."""
 SPLITS = ("train", "validate", "test")
 NONE_LISTED = "env '{}' lists no problems at level '{}'"
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -117,7 +124,7 @@ def env_class(name: str | type) -> type[Env]:
         )
     if not isinstance(value, type):
         raise ConfigError(f"{name} is {value!r:.60}, and no class; name the class of an env")
-    return _env_from(value, name)
+    return _env_from(value, class_in(name) or name)
 
 
 def _env_from(kind: type, name: str) -> type[Env]:
@@ -127,7 +134,9 @@ def _env_from(kind: type, name: str) -> type[Env]:
         method for method in methods if getattr(kind, method, None) in (None, getattr(Env, method))
     ]
     if missing:
-        raise ConfigError(f"{name} is no env: it lacks {', '.join(missing)}")
+        forms = ENV_METHODS if issubclass(kind, Env) else PLAIN_METHODS
+        definitions = " and ".join(forms[method] for method in missing)
+        raise ConfigError(f"{name} lacks {' and '.join(missing)}; write {definitions}")
     env: type[Env] = _checked(kind, name)
     return env
 

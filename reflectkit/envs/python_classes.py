@@ -50,6 +50,16 @@ def has_source(kind: type) -> bool:
     return bool(_sources(kind))
 
 
+def class_in(name: str) -> str:
+    """The class's own name in the name of an env, if it is that of a program's class; else "".
+
+    >>> class_in("class:Maze-3f2a91c0"), class_in("maze.py:Maze")
+    ('Maze', '')
+    """
+    scheme, _, rest = name.partition(":")
+    return rest.rpartition("-")[0] if scheme == SCHEME else ""
+
+
 def env_of(name: str) -> type:
     """The class that was handed over as `name`. Raises ConfigError in another program."""
     if name not in _CLASSES:
@@ -75,7 +85,10 @@ def _sources(kind: type) -> list[str]:
         # A class: its attributes, and their values later
         if isinstance(part, type):
             for attribute, value in vars(part).items():
-                if attribute not in NOT_WRITTEN and not _by_dataclass(part, value):
+                # Whoever asks a class without annotations for them gives it empty ones
+                if attribute in NOT_WRITTEN or (attribute == "__annotations__" and not value):
+                    continue
+                if not _by_dataclass(part, value):
                     pending.append(value)
                     parts.append(f"{attribute} = {_constant(value)}")
         # A function: its source, and what it names

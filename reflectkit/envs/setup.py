@@ -27,6 +27,7 @@ from reflectkit.envs import (
     listed,
     maker,
 )
+from reflectkit.envs.python_classes import class_in
 from reflectkit.errors import ConfigError, DataError, is_user_code, unknown_name
 from reflectkit.files import missing
 from reflectkit.jsonl import read_json, write_json
@@ -255,7 +256,7 @@ class EnvSetup:
             self.check_owner()
         if path.exists():
             return
-        taskset, env = self.taskset, f"--env {self.env}"
+        taskset = self.taskset
         explores, splits = taskset.repositories_folder, [f"{split}.json" for split in SPLITS]
         has_generator = bool(taskset.problem_generator or explores) and not taskset.has("tasks")
         lacks = {name: not (self.folder / name).exists() for name in (PROBLEMS, RECORDS, splits[0])}
@@ -265,21 +266,21 @@ class EnvSetup:
         name = path.name if path.parent == self.folder else ""
         # 1. Rows for SFT, from the training split
         if name.startswith("sft"):
-            commands, demonstrated = [f"`reflectkit gen-sft {env}`"], True
+            commands, demonstrated = [self.command("gen-sft")], True
             name = splits[0] if lacks[splits[0]] else ""
         # 2. A split, from the records
         if name in splits:
-            commands.insert(0, f"`reflectkit split {env}`")
+            commands.insert(0, self.command("split"))
             name = RECORDS if demonstrated or not has_generator else PROBLEMS
             if not lacks[RECORDS] or not lacks.get(name):
                 name = ""
         # 3. Records with demonstrations, from the problems
         if name == RECORDS:
-            commands.insert(0, f"`reflectkit gen-trajectory {env}`")
+            commands.insert(0, self.command("gen-trajectory"))
             name = PROBLEMS if has_generator and lacks[PROBLEMS] else ""
         # 4. Problems
         if name == PROBLEMS:
-            generation = [f"`reflectkit gen-task {env}`"]
+            generation = [self.command("gen-task")]
             if explores:
                 generation.append("`reflectkit filter-task`")
                 if not self.repos_folder.exists():
@@ -291,6 +292,12 @@ class EnvSetup:
         if len(commands) > 1:
             words = f"{', '.join(commands[:-1])} and {words}"
         raise DataError(path, f"no such file; run {words} first")
+
+    def command(self, stage: str) -> str:
+        """How `stage` is run for this env; for a class of a Python program, from there."""
+        if kind := class_in(self.env):
+            return f"`reflectkit.{stage.replace('-', '_')}(env={kind})`"
+        return f"`reflectkit {stage} --env {self.env}`"
 
     @property
     def repos_folder(self) -> Path:

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from reflectkit.console import visible
-from reflectkit.errors import DataError
+from reflectkit.errors import DataError, unknown_name
 from reflectkit.jsonl import read_jsonl, replacing
 from reflectkit.prompts import one_line
 from reflectkit.runs.run import read_record
@@ -154,6 +154,8 @@ def number_in(
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not abs(value) <= LARGEST:
         numeric = [key for key, other in row.items() if isinstance(other, int | float)]
+        if name not in row:
+            raise unknown_name(f"figure of {path}", name, numeric)
         names = ", ".join(numeric)
         raise DataError(path, f"is no number here; this run has {names}", line=line, field=name)
     return value

@@ -20,6 +20,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
+from typing_extensions import override
+
 from reflectkit.agents.mismatches import env_mismatches, unlike_training
 from reflectkit.agents.player_refs import Player, chat_parts, model_folders, parse_policy
 from reflectkit.agents.players import Players, PlayersSetup
@@ -68,6 +70,9 @@ def observation_of(view: Input, choices: Sequence[str] | None) -> Observation:
         raise ConfigError(
             f"choices must be a list of texts that are not empty, not {choices!r:.80}"
         )
+
+    if len(set(legal)) < len(legal):
+        raise ConfigError(f"choices are {choices!r:.80}; give choices that all differ")
 
     # 2. What is seen, in one of three forms
     if isinstance(view, Observation):
@@ -278,6 +283,10 @@ class LoadedAgent:
         return await asyncio.wrap_future(
             self._running().submit(self._agent.decide(observation, context))
         )
+
+    @override
+    def __repr__(self) -> str:
+        return f"<LoadedAgent of {self.policy or 'no checkpoint'}>"
 
     def close(self) -> None:
         """End its thread and its connections."""

@@ -21,15 +21,22 @@ from reflectkit.commands import config_class, stage_module
 from reflectkit.console import Bar, Progress, Report, Table, visible
 from reflectkit.envs import env_class
 from reflectkit.envs.python_classes import has_source, name_of
-from reflectkit.errors import ConfigError
+from reflectkit.errors import ConfigError, brief
 from reflectkit.integrations.agent import LoadedAgent, load_agent
 from reflectkit.jsonl import read_json, read_jsonl
+from reflectkit.models.refs import ModelRef
 
 if TYPE_CHECKING:
     import pandas
 
 PLAYERS = ("policy", "reflector", "model")
 """Settings that name a model, and take a `Result`."""
+WITH_FILE = {
+    "metrics.jsonl": "results of rlft and sft have metrics, and those of evaluate have episodes",
+    "episodes.jsonl": "results of evaluate have episodes; rlft keeps some with keep_episodes=4",
+    "held_out.json": "results of rlft have it, unless validate_problems=0",
+}
+"""Which results have a file."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,9 @@ class Result:
     def _existing(self, name: str) -> Path:
         path = self.folder / name
         if not path.is_file():
-            raise ConfigError(f"{self.folder}: `{self.report.stage}` has written no {name}")
+            raise ConfigError(
+                f"{self.folder}: `{self.report.stage}` has written no {name}; {WITH_FILE[name]}"
+            )
         return path
 
     def _frame(self, name: str) -> pandas.DataFrame:
@@ -130,9 +139,11 @@ class Picture:
         return self.path.read_text(encoding="utf-8") if self.path.suffix == ".svg" else None
 
 
-def call(stage: str, settings: Mapping[str, Any]) -> Result:
-    """Run a command with these settings. Raises ReflectkitError."""
-    values = dict(settings)
+def call(stage: str, settings: Mapping[str, Any], env_settings: Any = None) -> Result:
+    """Run a command with these settings, and those of the env. Raises ReflectkitError."""
+    if not isinstance(env_settings, Mapping | None):
+        raise ConfigError(f"env_settings is {brief(env_settings)}; give a dict, e.g. {{'size': 8}}")
+    values = {**settings, **(env_settings or {})}
     with _progress() as progress:
         # 1. Objects become the texts that a person would type
         env = values.get("env", "")
@@ -168,7 +179,14 @@ def _player(value: Any) -> Any:
         )
     if isinstance(value, list | tuple):
         return tuple(map(_player, value))
-    return str(value.folder) if isinstance(value, Result) else str(value)
+    if isinstance(value, Result):
+        return str(value.folder)
+    if not isinstance(value, str | Path | ModelRef):
+        raise ConfigError(
+            f"a player is {brief(value)}; give a name, a path or a Result (an agent of your own"
+            " plays with reflectkit.rollout)"
+        )
+    return str(value)
 
 
 def _html(table: Table) -> str:

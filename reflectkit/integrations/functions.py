@@ -15,9 +15,11 @@ from typing_extensions import Unpack
 from reflectkit.integrations.call import Result, call
 from reflectkit.integrations.keywords import (
     EvaluateSettings,
+    GenSftSettings,
     GenTrajectorySettings,
     RlftSettings,
     SftSettings,
+    SplitSettings,
 )
 
 EnvLike = str | type
@@ -25,36 +27,58 @@ EnvLike = str | type
 
 
 def rlft(
-    env: EnvLike, env_settings: Mapping[str, Any] | None = None, **settings: Unpack[RlftSettings]
+    env: EnvLike, *, env_settings: Mapping[str, Any] | None = None, **settings: Unpack[RlftSettings]
 ) -> Result:
     """Train a policy by online RL, as `reflectkit rlft` does. env_settings: those of the
     environment, or of an algorithm or sampler of your own.
     """
-    return call("rlft", {"env": env, **(env_settings or {}), **settings})
+    return call("rlft", {"env": env, **settings}, env_settings)
 
 
 def sft(
-    env: EnvLike, env_settings: Mapping[str, Any] | None = None, **settings: Unpack[SftSettings]
+    env: EnvLike, *, env_settings: Mapping[str, Any] | None = None, **settings: Unpack[SftSettings]
 ) -> Result:
     """Fine-tune one player on demonstrations, as `reflectkit sft` does."""
-    return call("sft", {"env": env, **(env_settings or {}), **settings})
+    return call("sft", {"env": env, **settings}, env_settings)
 
 
 def evaluate(
     env: EnvLike,
+    *,
     env_settings: Mapping[str, Any] | None = None,
     **settings: Unpack[EvaluateSettings],
 ) -> Result:
     """Compare players on the same held-out problems, as `reflectkit evaluate` does. policy: one
     player or several; a mapping names them.
     """
-    return call("evaluate", {"env": env, **(env_settings or {}), **settings})
+    return call("evaluate", {"env": env, **settings}, env_settings)
 
 
 def gen_trajectory(
     env: EnvLike,
+    *,
     env_settings: Mapping[str, Any] | None = None,
     **settings: Unpack[GenTrajectorySettings],
 ) -> Result:
     """Generate demonstrations, as `reflectkit gen-trajectory` does."""
-    return call("gen-trajectory", {"env": env, **(env_settings or {}), **settings})
+    return call("gen-trajectory", {"env": env, **settings}, env_settings)
+
+
+def split(
+    env: EnvLike,
+    *,
+    env_settings: Mapping[str, Any] | None = None,
+    **settings: Unpack[SplitSettings],
+) -> Result:
+    """Divide the problems into train, validate and test, as `reflectkit split` does."""
+    return call("split", {"env": env, **settings}, env_settings)
+
+
+def gen_sft(
+    env: EnvLike,
+    *,
+    env_settings: Mapping[str, Any] | None = None,
+    **settings: Unpack[GenSftSettings],
+) -> Result:
+    """Write the rows for `sft` from the training split, as `reflectkit gen-sft` does."""
+    return call("gen-sft", {"env": env, **settings}, env_settings)

@@ -285,3 +285,44 @@ class GenTrajectorySettings(TypedDict, total=False):
     threads: int
     force: bool
     keep: bool
+
+
+class SplitSettings(TypedDict, total=False):
+    """Of `split`."""
+
+    task_file: str | Path | None
+    by: Literal["", "group", "repo", "question"]
+    ratio: str
+    unseen_rooms: float
+    data_dir: str | Path
+    results_dir: str | Path
+    name: str
+    seed: int
+    threads: int
+    force: bool
+    keep: bool
+
+
+class GenSftSettings(TypedDict, total=False):
+    """Of `gen-sft`."""
+
+    shuffle_action: bool
+    task_file: str | Path | None
+    out_dir: str | Path | None
+    log: str | Path | None
+    decisions: str | Path | None
+    demonstrations: int
+    comments: Literal["teacher", "reflector", "both", "nothing"]
+    reflector: Player
+    questions: bool
+    played: str | Path | None
+    answer: Literal["", "label", "text", "score"]
+    repeats: int
+    mismatch: float
+    data_dir: str | Path
+    results_dir: str | Path
+    name: str
+    seed: int
+    threads: int
+    force: bool
+    keep: bool

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from inspect import isawaitable
 from typing import Any, Generic, TypeVar
 
 from reflectkit.env import Agent, Context, Env
@@ -380,7 +381,12 @@ async def play(
             while True:
                 # 1. The agent decides
                 context = Context(derive(episode.seed, "turn", len(turns)), env, tuple(turns))
-                decision = await agent.decide(observation, context)
+                answer = agent.decide(observation, context)
+                if not isawaitable(answer):
+                    raise ConfigError(
+                        f"{code_place(type(agent))}: decide() is not async; write async def decide"
+                    )
+                decision = await answer
                 if not isinstance(decision, Decision):
                     raise ConfigError(
                         f"{code_place(type(agent))}: decide() returned {brief(decision)}; return a reflectkit.Decision,"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.mismatches import settings_mismatches, template_mismatches, unfinished_runs
+from reflectkit.agents.mismatches import env_mismatches, settings_mismatches, template_mismatches, unfinished_runs
 from reflectkit.cli.main import main
 from reflectkit.commands import evaluate
 from reflectkit.console import Quiet
@@ -29,6 +29,7 @@ from reflectkit.evals.rows import EpisodeRow
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from reflectkit.models.load import load_player
 from reflectkit.models.refs import ModelRef
+from reflectkit.prompts import PROMPT_VERSION
 from reflectkit.runs.run import digest
 from reflectkit.types import Decision, Observation, Status, Task, Trajectory, Turn
 from tests.command_lines import error_of
@@ -352,3 +353,10 @@ def test_a_model_that_writes_without_a_chat_template_is_told(tmp_path: Path) -> 
         str(models[0])
     ]
     assert not template_mismatches(corridor, [ModelRef(str(model)) for model in models])
+
+
+@pytest.mark.parametrize("here", ["maze.py:Maze", "games/maze.py:Maze", "class:Maze-01234567", "other.py:Walk", "taxi"])
+def test_a_class_is_the_same_env_however_it_is_named(tmp_path: Path, here: str) -> None:
+    for there in ("maze.py:Maze", "class:Maze-89abcdef"):
+        write_json(tmp_path / "reflectkit.json", {"env": there, "prompts": PROMPT_VERSION})
+        assert bool(env_mismatches(here, [tmp_path])) == ("Maze" not in here)

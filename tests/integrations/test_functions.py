@@ -16,7 +16,7 @@ import pytest
 import reflectkit
 from docs.python_keywords import PLACE, module
 from reflectkit.envs.python_classes import env_of, has_source, name_of
-from reflectkit.errors import ConfigError
+from reflectkit.errors import ConfigError, DataError
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "maze.ipynb"
 STEP = -0.1
@@ -63,6 +63,8 @@ def test_the_source_of_a_class_is_its_name(monkeypatch: pytest.MonkeyPatch) -> N
     name = name_of(Walk)
     assert name_of(Walk) == name
     assert env_of(name.removeprefix("class:")) is Walk
+    assert Walk.__annotations__ == {}  # who asks for them adds them
+    assert name_of(Walk) == name
     monkeypatch.setattr(sys.modules[__name__], "STEP", -0.2)
     assert name_of(Walk) != name
 
@@ -138,6 +140,7 @@ def test_what_decides_and_is_no_json_is_in_the_name(monkeypatch: pytest.MonkeyPa
         ({"env": Walk, "model": "tiny", "episode": 8}, "episodes"),
         ({"env": "class:Walk-00000000", "model": "tiny"}, "another Python program"),
         ({"env": Walk}, "--policy CHECKPOINT"),
+        ({"env": Walk, "policy": lambda seen: 0}, "give a name, a path or a Result"),
         ({"env": "taxi", "model": "tiny", "episodes": 0}, "episodes"),
     ],
 )
@@ -167,3 +170,13 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     shown = [output for cell in book.cells for output in cell.get("outputs", ())]
     assert any("image/png" in output.get("data", {}) for output in shown)
     assert "action=" in shown[-1]["data"]["text/plain"]
+
+
+def test_demonstrations_become_a_model_in_python(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give a dict"):
+        reflectkit.split(env="corridor", env_settings=3)
+    with pytest.raises(DataError, match=r"run `reflectkit.gen_trajectory\(env=Walk\)` first"):
+        reflectkit.split(env=Walk)
+    for step in (reflectkit.gen_trajectory, reflectkit.split, reflectkit.gen_sft):
+        made = step(env="corridor")
+    assert "data/corridor/sft.jsonl" in map(str, made.report.outputs)
