@@ -126,16 +126,11 @@ class Decider:
 
     def _check_state(self, state: str) -> None:
         """Raises TooLongError if the state alone is longer than the model's context."""
+        check_characters(self._agent, len(state))
         policy = getattr(self._agent, "policy", None)
         if policy is None:  # a server checks its own limit
             return
-
-        # A very long state is refused by its number of characters, without encoding it
         limit = policy.context
-        if len(state) > limit * _longest_token(policy.tokenizer):
-            raise TooLongError(
-                f"the state has {len(state):,} characters, but the model reads {limit:,} tokens"
-            )
         length = len(prompt_ids(policy.tokenizer, state))
         if length > limit:
             raise TooLongError(f"the state has {length:,} tokens, but the model reads {limit:,}")
@@ -145,6 +140,8 @@ class Decider:
         policy = getattr(self._agent, "policy", None)
         if policy is None:
             return
+        options_size = sum(map(len, observation.choices))
+        check_characters(self._agent, len(observation.text) + options_size)
         length = len(self._agent.prompt(observation, None))
         if length > policy.context:
             raise TooLongError(
@@ -201,6 +198,17 @@ async def _decision(agent: Any, observation: Observation, context: Context) -> D
     if decision.failure is not None:
         raise EnvironmentFailure(decision.failure)
     return decision  # type: ignore[no-any-return]
+
+
+def check_characters(agent: Any, count: int) -> None:
+    """Raises TooLongError if a text of `count` characters is longer than the model's context,
+    however it is encoded, since encoding a very long text takes long.
+    """
+    policy = getattr(agent, "policy", None)
+    if policy is not None and count > policy.context * _longest_token(policy.tokenizer):
+        raise TooLongError(
+            f"the text has {count:,} characters, but the model reads {policy.context:,} tokens"
+        )
 
 
 @lru_cache(maxsize=8)

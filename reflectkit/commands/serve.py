@@ -205,10 +205,16 @@ class PolicyServer:
 
     async def reply(self, name: str, request: Any) -> Any:
         """The answer to a request for a chat completion by session `name`. Raises RequestError."""
+        from reflectkit.agents.deciding import TooLongError, check_characters
         from reflectkit.envs.adapters.endpoint import EndpointAnswer, RequestError
         from reflectkit.sampling.wire import GoneError
 
-        # 1. The agent, with the settings of this request
+        # 1. A prompt that may fit, and the agent, with the settings of this request
+        try:
+            sizes = [len(message.content) for message in request.observation.messages]
+            check_characters(self._agent, sum(sizes))
+        except TooLongError as error:
+            raise RequestError(str(error), 400, "context_length_exceeded") from None
         limit = min(request.max_tokens or self._config.max_new_tokens, self._config.max_new_tokens)
         agent: Any = copy.copy(self._agent)
         agent.max_new_tokens = limit

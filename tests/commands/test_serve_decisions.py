@@ -248,6 +248,7 @@ def conversation(content: Any) -> bytes:
         (of(state="ab " * 2000), 422, ["state"], "but the model reads 1,024"),
         (of(state="x" * 4_000_000), 422, ["state"], "but the model reads 1,024 tokens"),
         (of({"q": REFUND | {"instructions": "ab " * 2000}}), 422, ["state"], "the model reads 1,024"),
+        (of({"q": REFUND | {"instructions": "x" * 4_000_000}}), 422, ["state"], "characters, but the model reads"),
         (of(state="x" * (5 << 20)), 413, None, "at most"),
         (of()[:-1] + b', "x": NaN}', 422, [], "expected value"),
         (of()[:-1] + b', "x": 1e999}', 422, [], "too large"),
@@ -269,6 +270,14 @@ def test_what_cannot_be_answered_is_refused_with_its_place(
         assert place is None or answer["detail"][0]["loc"] == ["body", *place]
     else:
         assert {*answer["detail"]} == {"error_type", "message"}
+
+
+def test_a_chat_that_cannot_fit_is_refused_before_it_is_encoded(address: str) -> None:
+    messages = [{"role": "user", "content": "x" * 4_000_000}]
+    code, text = post(f"{address}/v1/chat/completions", json.dumps({"model": "m", "messages": messages}).encode())
+    error = json.loads(text)["error"]
+    assert (code, error["code"]) == (400, "context_length_exceeded")
+    assert "4,000,000 characters, but the model reads 1,024 tokens" in error["message"]
 
 
 @pytest.mark.parametrize(
