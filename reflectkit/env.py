@@ -435,7 +435,11 @@ def check_teacher(teacher: Teacher | type[Teacher], env: str, *methods: str) -> 
     """
     missing = [name for name in methods or DEMONSTRATES if not teacher.has(name)]
     if missing:
-        raise ConfigError(f"env '{env}' has no oracle teacher: it lacks {', '.join(missing)}()")
+        lacks = " and ".join(f"{name}()" for name in missing)
+        raise ConfigError(
+            f"env '{env}' has no oracle teacher: it lacks {lacks}; write a reflectkit.Teacher that"
+            " has it, and name it in teacher_type"
+        )
 
 
 def teacher_of(env: Env, *methods: str) -> Teacher:

@@ -11,13 +11,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from reflectkit.config import Config, build, leaves, option, with_values
+from reflectkit.commands import STAGES, config_class
+from reflectkit.config import REQUIRED, Config, as_plain, build, leaves, option, with_values
 from reflectkit.console import Progress, Report, figures_table
 from reflectkit.data.problems import Problems
 from reflectkit.envs import env_class
 from reflectkit.envs.setup import EnvConfig, EnvSetup, chat_settings
 from reflectkit.errors import ConfigError, ReflectkitError, refuse
 from reflectkit.eventloop import result_of
+from reflectkit.files import stage_of
 from reflectkit.jsonl import read_json
 from reflectkit.models.checkpoint_metadata import QUESTIONS, SERVICE, base_of, model_facts
 from reflectkit.models.refs import ModelRef
@@ -217,6 +219,8 @@ Rates are for sampled play on training problems; `reflectkit evaluate` measures 
 
 ## Settings
 
+Those that are not the defaults of reflectkit {version}:
+
 ```json
 {settings}
 ```
@@ -284,7 +288,9 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None, prompt: 
     # 3. Where it comes from, and its figures
     made_from = [
         f"- checkpoint: `{config.policy}`",
-        f"- base: `{origin or 'its own weights'}`{', its LoRA adapter merged' if base else ''}",
+        f"- base: `{origin}`{', its LoRA adapter merged' if base else ''}"
+        if origin
+        else "- base: the weights that training began with",
     ]
     if reflector:
         made_from.append(f"- comments by: `{reflector}`")
@@ -316,9 +322,7 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None, prompt: 
         prompt=prompt and EXAMPLE.format(prompt=prompt),
         made_from="\n".join(made_from),
         figures="\n".join(f"| {name} | {value} |" for name, value in figures),
-        settings=json.dumps(
-            _recorded(run_dir / "config.json", "settings"), indent=1, ensure_ascii=False
-        ),
+        settings=json.dumps(_chosen_settings(run_dir), indent=1, ensure_ascii=False),
         players=players,
         choices=', choices=["one action", "another"]' if chooses else "",
         folder=target,
@@ -376,6 +380,17 @@ def _first_observation(config: ExportConfig, env: str) -> Observation | None:
     level = settings.kind.levels[-1]
     with contextlib.closing(setup.maker(level)()) as game:
         return result_of(game.reset(Problems(setup).tasks("test", level)[0], 0))
+
+
+def _chosen_settings(run_dir: Path) -> dict[str, Any]:
+    """The settings of the run in `run_dir` that differ from the defaults of its command."""
+    settings, stage = _recorded(run_dir / "config.json", "settings"), stage_of(run_dir)
+    if stage not in STAGES:
+        return settings
+    defaults = {leaf.name: as_plain(leaf.default) for leaf in leaves(config_class(stage), settings)}
+    return {
+        name: value for name, value in settings.items() if value != defaults.get(name, REQUIRED)
+    }
 
 
 def _recorded(path: Path, part: str) -> dict[str, Any]:

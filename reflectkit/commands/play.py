@@ -32,7 +32,7 @@ from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import episode_to_json
 from reflectkit.data.problems import Problems, read_records
 from reflectkit.env import Agent, Context, Env, rules_of
-from reflectkit.envs import PROBLEMS, cluster_of
+from reflectkit.envs import PROBLEMS, SPLITS, cluster_of
 from reflectkit.envs.setup import (
     HORIZON_HELP,
     EnvConfig,
@@ -411,7 +411,9 @@ def _problems(config: PlayConfig) -> tuple[Path | None, Sequence[Task]]:
     if source is None and setup.taskset.has("tasks"):
         tasks = setup.listed(level)
     elif source is None and problems.by_seed:
-        tasks = list(problems.tasks("train", level))
+        # One that is named may be held out
+        splits = SPLITS if config.task else SPLITS[:1]
+        tasks = [task for split in splits for task in problems.tasks(split, level)]
     else:
         # From a file: the given one, the split's test problems, or all problems
         places = [setup.folder / name for name in ("test.json", PROBLEMS)]

@@ -157,7 +157,9 @@ def run(config: ServeConfig, progress: Progress) -> Report:
         # 3. The server, until Ctrl-C
         players = Players(setup)
         thread = LoopThread("reflectkit-endpoint")
-        server = PolicyServer(players.agent(player), config)
+        facts = {} if player.checkpoint is None else player.checkpoint.facts
+        chooses = facts.get("acts") == "choice"
+        server = PolicyServer(players.agent(player), config, chooses=chooses)
         try:
             thread.result(server.serve(progress))
         except KeyboardInterrupt:
@@ -170,16 +172,18 @@ def run(config: ServeConfig, progress: Progress) -> Report:
 
 
 class PolicyServer:
-    """Answers requests; those that come at the same time share a batch."""
+    """Answers requests; those that come at the same time share a batch. chooses: whether the policy
+    learned to choose, and not to write.
+    """
 
-    def __init__(self, agent: Agent, config: ServeConfig) -> None:
+    def __init__(self, agent: Agent, config: ServeConfig, *, chooses: bool = False) -> None:
         from reflectkit.agents.deciding import Decider
         from reflectkit.envs.adapters.endpoint import Conversations
 
         self.conversations = Conversations()
         self.thread = LoopThread("reflectkit-agent")
         self.answered = 0
-        self._agent, self._config = agent, config
+        self._agent, self._config, self._chooses = agent, config, chooses
         self._decider = Decider(agent, config.option_orders)
         getattr(agent, "dialogue", None)  # made here, so that all requests share what it remembers
         self._numbers, self._env = itertools.count(), Programs()
@@ -198,9 +202,10 @@ class PolicyServer:
 
         config = self._config
         async with serving(self.application(), config.host, config.port) as port:
-            progress.news(
-                f"serving {config.policy} at http://{config.host}:{port}/v1 (Ctrl-C ends)"
-            )
+            address = f"http://{config.host}:{port}/v1"
+            progress.news(f"serving {config.policy} at {address} (Ctrl-C ends)")
+            if self._chooses:
+                progress.news(f"it learned to choose, not to write: ask {address}/decisions")
             await asyncio.Event().wait()
 
     async def reply(self, name: str, request: Any) -> Any:

@@ -511,8 +511,7 @@ def check_explores(stage: str, env: str) -> None:
     """Raises ConfigError for an env whose problems are not about repositories."""
     if env_class(env).taskset.repositories_folder:
         return
-    explorers = [name for name in ENVS if env_class(name).taskset.repositories_folder]
     raise ConfigError(
-        f"{stage} works only on repositories (--env {' or '.join(explorers)}); '{env}' lists its"
-        " own problems (gen-trajectory)"
+        f"{stage} is not for env '{env}', whose problems are not made of repositories; begin with"
+        f" `reflectkit gen-trajectory --env {env}`"
     )

@@ -671,4 +671,7 @@ def pick_device(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"--device {name}: {first_line(error)}; use cpu or auto") from None
+        reason = first_line(error)
+        if reason.startswith("Expected one of"):  # forty kinds
+            reason = "no such device"
+        raise ConfigError(f"--device {name}: {reason}; use auto, cpu, cuda or mps") from None

@@ -55,6 +55,7 @@ class Checked(Wrapper):
     """What the agent sees; None before the first."""
     over = True
     """Whether no episode is under way."""
+    _task_id = ""
     by_level = False
     """Whether the horizon is that of the problem's level."""
 
@@ -80,6 +81,7 @@ class Checked(Wrapper):
         self.last_observation = None
         self.over = True  # until the env has begun
         self._step_count = 0
+        self._task_id = task.id
         if self.by_level:
             self._horizon = self.env.horizon = self.env.horizons.get(task.level, DEFAULT_HORIZON)
         task_seed = task.data.get("seed") if len(task.data) == 1 else None
@@ -140,6 +142,7 @@ class Checked(Wrapper):
                 value.close()  # otherwise Python warns that it was never awaited
             raise ConfigError(
                 f"{self._place}env '{self.name}': {subject} {brief(value)}; return {expected}"
+                f" (in problem '{self._task_id}')"
             )
 
     @property

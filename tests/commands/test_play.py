@@ -102,3 +102,13 @@ class Typed(Quiet):
 
     def ask(self, question: str) -> str | None:
         return self.lines.pop(0) if self.lines else None
+
+
+def test_a_held_out_problem_can_be_played_by_its_name(play: Any, tmp_path: Path) -> None:
+    (tmp_path / "coin.py").write_text(
+        "class Coin:\n    choices = ['heads', 'tails']\n    def reset(self, seed): return f'coin {seed}'\n"
+        "    def step(self, choice): return 'over', 1.0, True\n"
+    )
+    code, shown, _ = play("--env", f"{tmp_path / 'coin.py'}:Coin", "--task", "seed-2000007", typed="h\n0\n")
+    assert code == 0
+    assert "coin 2000007" in shown

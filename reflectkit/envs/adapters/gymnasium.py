@@ -190,7 +190,12 @@ class GymnasiumGame:
             try:
                 self.env = type(self).make(**settings, render_mode="ansi")
             except TypeError as error:
-                raise ConfigError(f"{name} shows text by `render_mode`, but: {error}") from None
+                kind = type(self.env.observation_space).__name__
+                raise ConfigError(
+                    f"{name}: its observations are {kind}, no text, and its constructor does not"
+                    f" pass on render_mode ({error}); add that argument, or wrap it in a"
+                    " gymnasium.ObservationWrapper whose observation_space is Text"
+                ) from None
         actions = self.env.action_space
         if not isinstance(actions, spaces.Discrete):
             raise ConfigError(
