@@ -139,7 +139,8 @@ class Replay:
     """
 
     def __init__(self, steps: Sequence[Any], where: str) -> None:
-        self.steps, self.where = steps, where
+        self.steps = steps
+        self.where = where
         self.next = 0
         """The index of the next step."""
 
@@ -198,9 +199,10 @@ def _random_calls(observation: Observation, chance: random.Random) -> Decision:
     """
     # 1. How many calls
     words = observation.text.split() or ["nothing"]
+    most_calls = 1 if observation.replies else 2
     count = 0
     if observation.tools:
-        count = chance.randrange(2 if observation.replies else 3)
+        count = chance.randrange(most_calls + 1)
 
     # 2. The calls, with a value for each parameter of the tool
     calls = []
@@ -236,9 +238,9 @@ def _random_value(
         return None
     if kind == "array":
         return [_random_value(schema.get("items", {}), words, chance)]
-    simple = {"integer": 1, "number": 1.0, "boolean": True, "object": {}}
-    if kind in simple:
-        return simple[kind]
+    values = {"integer": 1, "number": 1.0, "boolean": True, "object": {}}
+    if kind in values:
+        return values[kind]
     return _random_words(words, chance)
 
 

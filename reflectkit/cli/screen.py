@@ -26,21 +26,24 @@ from rich.text import Text
 
 from reflectkit.console import Bar, Progress, Report, Table, process_number, visible
 
-SHORT = 16
+LONGEST_CELL = 16
 """Characters; longer cells may be folded."""
-NAMES = 30
+LONGEST_NAME = 30
 """Characters; longer names of rows may be folded."""
 LINE_EVERY_S = 60.0
-"""Where no bar can be drawn, in a log or a pipe, a line of text says so often how far it is."""
+"""Seconds between lines of progress where no bar can be drawn, in a log or a pipe."""
 
 
 def prepare() -> None:
-    """Make the standard streams accept any text. A stream that was closed at the start becomes the
-    null device. Some shells set COLUMNS to 0 where no terminal is, which rich would take for the
-    width.
+    """Make the standard streams accept any text.
+
+    A stream that was closed at the start becomes the null device.
     """
+    # 1. Some shells set COLUMNS to 0 without a terminal, which rich would take for the width
     if not os.environ.get("COLUMNS", "").strip("0"):
         os.environ.pop("COLUMNS", None)
+
+    # 2. The streams
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
@@ -59,8 +62,9 @@ def print_error(text: str, code: int) -> int:
     from reflectkit.keys import masked
 
     process = f" (process {process_number()})" if process_number() else ""
+    line = " ".join(masked(text).split())
     with contextlib.suppress(OSError):  # standard error is closed
-        say(f"reflectkit{process}: {' '.join(masked(text).split())}", sys.stderr)
+        say(f"reflectkit{process}: {line}", sys.stderr)
     return code
 
 
@@ -79,7 +83,10 @@ class Screen(Console):
     ) -> Iterable[Segment]:
         """The segments of `renderable`, with control characters escaped."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=visible(segment.text))
+            if segment.control:
+                yield segment
+            else:
+                yield segment._replace(text=visible(segment.text))
 
     def say(self, text: str, style: str = "") -> None:
         """Print one or several lines, never cut to the terminal's width."""
@@ -132,8 +139,9 @@ class RichProgress(Progress):
         return sys.stdin.isatty()
 
     def ask(self, question: str) -> str | None:
-        """Read a line of standard input with the bars hidden. Undecodable input is an answer that
-        never matches.
+        """Read a line of standard input, with the bars hidden. None at its end.
+
+        Undecodable input is an answer that never matches.
         """
         self.bars.stop()
         try:
@@ -148,21 +156,32 @@ class RichProgress(Progress):
 
 
 class _RichBar(Bar):
+    """One bar of `progress`."""
+
     def __init__(
         self, progress: RichProgress, task: bars.TaskID, title: str, total: int, start: int
     ) -> None:
-        self.progress, self.task, self.title, self.total = progress, task, title, total
-        self.step, self.figures, self.last_line_s = start, "", time.monotonic()
+        self.progress = progress
+        self.task = task
+        self.title = title
+        self.total = total
+        self.step = start
+        self.figures = ""
+        self.last_line_s = time.monotonic()
 
     def advance(self, amount: int = 1, **figures: float) -> None:
+        # 1. The bar
         self.step += amount
         self.figures = "  ".join(f"{name} {value:.3g}" for name, value in figures.items())
         self.progress.bars.update(self.task, advance=amount, figures=self.figures)
+
+        # 2. Where it cannot be drawn, a line from time to time
         is_due = time.monotonic() - self.last_line_s >= LINE_EVERY_S
         if self.progress.bars.disable and self.step < self.total and is_due:
             self.tell()
 
     def tell(self) -> None:
+        """Print a line of text that says how far it is."""
         self.last_line_s = time.monotonic()
         figures = f"  {self.figures}" if self.figures else ""
         self.progress.news(f"{self.title}: {self.step} of {self.total}{figures}")
@@ -172,14 +191,20 @@ def _grid(table: Table, *, fold: bool = True) -> Grid:
     """`table` as rich draws it, with long texts folded. fold: also numbers and other short cells."""
     grid = Grid()
     for index, cells in enumerate(zip(table.columns, *table.rows, strict=True)):
+        # 1. The first column has the names of the rows
+        is_name = index == 0
         heading, *texts = map(visible, cells)
-        limit = SHORT if index else NAMES
-        is_whole = not fold and _longest(texts) <= limit
-        if is_whole:  # rich would not fold its heading either
-            heading = "\n".join(textwrap.wrap(heading, max(SHORT, _longest(texts))))
+
+        # 2. A column of short cells need not be folded; rich would not fold its heading either
+        longest = _longest(texts)
+        limit = LONGEST_NAME if is_name else LONGEST_CELL
+        is_whole = not fold and longest <= limit
+        if is_whole:
+            lines = textwrap.wrap(heading, max(LONGEST_CELL, longest))
+            heading = "\n".join(lines)
         grid.add_column(
             Text(heading),
-            justify="right" if index else "left",
+            justify="left" if is_name else "right",
             overflow="fold",
             no_wrap=is_whole,
         )
@@ -189,14 +214,16 @@ def _grid(table: Table, *, fold: bool = True) -> Grid:
 
 
 def _longest(texts: Iterable[str]) -> int:
+    """Columns of the terminal that the longest of `texts` takes."""
     return max(map(cell_len, texts), default=0)
 
 
 def _least_width(grid: Grid) -> int:
-    """How many characters `grid` needs, for texts to be broken only between words, and short cells
-    not at all.
+    """The characters that `grid` needs if texts break only between words, and short cells not at
+    all.
     """
-    width = 2 * len(grid.columns) - 2
+    gaps = 2 * (len(grid.columns) - 1)
+    width = gaps
     for column in grid.columns:
         parts: list[str] = []
         for text in (str(column.header), *map(str, column.cells)):
@@ -210,18 +237,24 @@ def _parts(console: Screen, columns: Sequence[tuple[str, ...]]) -> Iterator[Grid
 
     Each has the first column, and the second one where the first has equal names.
     """
-    name_columns = 1 if len(set(columns[0])) == len(columns[0]) else 2
-    names, rest = columns[:name_columns], columns[name_columns:]
+    has_equal_names = len(set(columns[0])) < len(columns[0])
+    name_columns = 2 if has_equal_names else 1
+    names = columns[:name_columns]
+    rest = columns[name_columns:]
     while True:
-        # As many columns as fit, and one at least
+        # 1. As many columns as fit, and one at least
         for count in range(len(rest), -1, -1):
             heading, *rows = zip(*names, *rest[:count], strict=True)
             grid = _grid(Table("", heading, tuple(rows)), fold=count < 2)
-            grid.box, grid.padding = box.SIMPLE_HEAD, (0, 1, 0, 0)
-            grid.show_edge = grid.pad_edge = False
+            grid.box = box.SIMPLE_HEAD
+            grid.padding = (0, 1, 0, 0)
+            grid.show_edge = False
+            grid.pad_edge = False
             if count < 2 or _least_width(grid) <= console.width:
                 break
         yield grid
+
+        # 2. The others come next
         rest = rest[max(1, count) :]
         if not rest:
             return
@@ -229,11 +262,11 @@ def _parts(console: Screen, columns: Sequence[tuple[str, ...]]) -> Iterator[Grid
 
 def show(console: Screen, report: Report) -> None:
     """Print the report's tables, the paths of its outputs, and its closing lines."""
+    any_width = console.options.update(width=10_000)
     for table in report.tables:
         console.say(table.title, style="bold")
         grid = _grid(table)
-        wide = console.options.update(width=10_000)
-        if console.measure(grid, options=wide).maximum <= console.width:
+        if console.measure(grid, options=any_width).maximum <= console.width:
             console.print(grid)
         else:
             _show_wide(console, table)
@@ -258,6 +291,7 @@ def _show_wide(console: Screen, table: Table) -> None:
         if len(table.rows) > 1 and len(set(cells[1:])) == 1:
             same.append(cells)
     if same and len(same) < len(columns) - 1:
-        console.say("in all rows: " + ", ".join(f"{name} {value}" for name, value, *_ in same))
+        facts = ", ".join(f"{name} {value}" for name, value, *_ in same)
+        console.say(f"in all rows: {facts}")
         columns = [cells for cells in columns if cells not in same]
     console.print(*_parts(console, columns), sep="")

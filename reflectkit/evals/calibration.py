@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -30,10 +31,10 @@ RIGHT_ANSWERS = "answers"
 """In a step's info: the right options of other questions, by the name of the question."""
 ACTION = "action"
 """The kind of forecasts of actions: that the action is a best one."""
-BY_CRITIC, BY_PLAYER = "success, by the critic", "success, asked"
-"""The kinds of forecasts of success, at the start of an episode: by the critic's value, and by the
-player's answer.
-"""
+BY_CRITIC = "success, by the critic"
+"""The kind of forecasts of success by the critic's value of the first state."""
+BY_PLAYER = "success, asked"
+"""The kind of forecasts of success by the player's answer at the start of an episode."""
 FIRST_VALUE = "first_value"
 """In a line of episodes.jsonl: the critic's value of the first state."""
 SUREST = 0.99
@@ -42,8 +43,10 @@ BINS = 10
 """The number of bins of probabilities, of equal width from 0 to 1."""
 DIGITS = 6
 """The number of digits, after the point, of a forecast's numbers in a file."""
-COLDEST, HOTTEST = 0.05, 20.0
-"""The range of a fitted temperature."""
+COLDEST = 0.05
+"""The least fitted temperature."""
+HOTTEST = 20.0
+"""The greatest fitted temperature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,17 +273,24 @@ def critic_forecasts(episodes: Iterable[EpisodeRow]) -> TaskForecasts:
 
 def calibration_row(clusters: ForecastClusters) -> CalibrationRow:
     """The mean scores of all forecasts, their `calibration_error` and their `reliability`."""
-    forecasts = [forecast for cluster in clusters for forecast in cluster]
-    briers = [[forecast.brier for forecast in cluster] for cluster in clusters]
-    log_scores = [[forecast.log_score for forecast in cluster] for cluster in clusters]
-    confidences = [[forecast.confidence for forecast in cluster] for cluster in clusters]
-    hit_count = sum(forecast.hit for forecast in forecasts)
+    # 1. The numbers of the forecasts, by cluster
+    confidences = []
+    hits = []
+    briers = []
+    log_scores = []
+    for cluster in clusters:
+        confidences.append([forecast.confidence for forecast in cluster])
+        hits.append([float(forecast.hit) for forecast in cluster])
+        briers.append([forecast.brier for forecast in cluster])
+        log_scores.append([forecast.log_score for forecast in cluster])
+
+    # 2. Their means, with intervals
     error, low, high = calibration_error(clusters)
     return CalibrationRow(
-        forecasts=len(forecasts),
+        forecasts=sum(map(len, clusters)),
         clusters=len(clusters),
         confidence=_mean(confidences),
-        hits=hit_count / len(forecasts),
+        hits=_mean(hits),
         brier=Estimate.of(_mean(briers), amount_interval(briers)),
         log_score=Estimate.of(_mean(log_scores), amount_interval(log_scores)),
         calibration_error=Estimate.of(error, (low, high)),
@@ -290,7 +300,7 @@ def calibration_row(clusters: ForecastClusters) -> CalibrationRow:
 
 def _mean(clusters: Sequence[Sequence[float]]) -> float:
     """The mean over the values of all clusters."""
-    values = [value for cluster in clusters for value in cluster]
+    values = list(chain.from_iterable(clusters))
     return math.fsum(values) / len(values)
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+# What the engine's feedback says
 NAME = r"[a-z]+ \d+"
 ITEM = re.compile(rf"an? ({NAME})")
 ROOM = re.compile(r"Looking quickly around you, you see (.*?)\.")
@@ -18,8 +19,13 @@ CLOSING = re.compile(rf"The ({NAME}) is closed|You close the ({NAME})\.")
 PICKUP = re.compile(rf"You pick up the ({NAME}) from the ({NAME})\.")
 PLACEMENT = re.compile(rf"You move the ({NAME}) to the ({NAME})\.")
 TREATMENT = re.compile(rf"You (heat|clean|cool) the ({NAME}) using the")
-HERE, OPENS = re.compile(rf"examine ({NAME})"), re.compile(rf"^open ({NAME})", re.MULTILINE)
+
+# What the admissible commands say
+HERE = re.compile(rf"examine ({NAME})")
+OPENS = re.compile(rf"^open ({NAME})", re.MULTILINE)
+
 OPPOSITE = {"heat": "cool", "cool": "heat"}
+"""The treatment that each of these undoes."""
 
 
 @dataclass(slots=True)
@@ -50,7 +56,9 @@ class Belief:
         # 1. The room, at the start
         room = ROOM.search(feedback)
         if room and not self.places:
-            self.places = dict.fromkeys(sorted(ITEM.findall(room[1]), key=_place))
+            names = ITEM.findall(room[1])
+            self.places = dict.fromkeys(sorted(names, key=_sort_key))
+
         # 2. What is on or in a receptacle, and which are closed
         self.visible_place = None
         for surface, inside, items in CONTENTS.findall(feedback):
@@ -58,35 +66,43 @@ class Belief:
             self.closed.discard(place)
             self._fill(place, ITEM.findall(items))
             self.visible_place = place
-        for names in CLOSING.findall(feedback):
-            self.closed.add(names[0] or names[1])
-        # 3. What was done to an object
+        for closed, closed_now in CLOSING.findall(feedback):
+            self.closed.add(closed or closed_now)
+
+        # 3. An object in hand, or put somewhere
         pickup = PICKUP.search(feedback)
         if pickup:
             name, place = pickup.groups()
-            self.in_hand, self.origin = name, place
+            self.in_hand = name
+            self.origin = place
             contents = self.places.get(place)
             if contents and name in contents:
                 contents.remove(name)
         placement = PLACEMENT.search(feedback)
         if placement:
             name, place = placement.groups()
-            self.in_hand = self.origin = None
-            self._fill(place, [*(self.places.get(place) or []), name])
+            self.in_hand = None
+            self.origin = None
+            contents = self.places.get(place) or []
+            self._fill(place, [*contents, name])
+
+        # 4. What was done to an object
         treatment = TREATMENT.search(feedback)
         if treatment:
             how, name = treatment.groups()
             earlier = self.treatments.get(name, set())
             self.treatments[name] = (earlier - {OPPOSITE.get(how)}) | {how}
-        # 4. What the commands tell: what is within reach, and what can be opened
+
+        # 5. What the commands tell: what is within reach, and what can be opened
         self.commands = tuple(commands)
         commands_text = "\n".join(commands)
         self.here = tuple(name for name in HERE.findall(commands_text) if name in self.places)
         self.closed |= set(OPENS.findall(commands_text))
 
     def where(self, kind: str) -> list[tuple[str, str]]:
-        """(object, receptacle) of each object of `kind` with a known place; those within reach
-        first.
+        """(object, receptacle) of each object of `kind` with a known place.
+
+        Those within reach come first.
         """
         objects = []
         for place, names in self.places.items():
@@ -112,7 +128,7 @@ class Belief:
         self.places[place] = names
 
 
-def _place(name: str) -> tuple[str, int]:
+def _sort_key(name: str) -> tuple[str, int]:
     """(kind, number), by which receptacles are sorted."""
     kind, _, number = name.rpartition(" ")
     return kind, int(number)
