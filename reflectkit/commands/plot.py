@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 from typing_extensions import override
 
@@ -117,88 +117,106 @@ def run(config: PlotConfig, progress: Progress) -> Report:
     with open_run("plot", config, inputs) as current:
         if current.done and (config.out is None or config.out.exists()):
             return current.done
-        reliable = bool(config.evals) and config.figure == (RELIABILITY,)
-        out = (
-            config.out
-            or current.folder / f"{'curves' if runs else RELIABILITY if reliable else 'bars'}.png"
-        )
+        if runs:
+            kind = "curves"
+        elif config.figure == (RELIABILITY,):
+            kind = RELIABILITY
+        else:
+            kind = "bars"
+        out = config.out or current.folder / f"{kind}.png"
 
-        # 2. How far forecasts can be trusted
-        if reliable:
-            panels = _read_reliability(config.evals)
-            draw_reliability(panels, out)
-            figures = {
-                f"{kind}: {name}": bins
-                for kind, players in panels.items()
-                for name, bins in players.items()
-            }
-            counts = tuple((kind, str(len(players))) for kind, players in panels.items())
-            current.tables.append(Table(f"Reliability in {out}", ("foretold", "players"), counts))
-            return current.finish(figures, [out])
+        # 2. Draw it
+        if kind == "curves":
+            _warn_of_differences(runs, progress)
+            table, figures = _draw_curves(config, runs, out, progress)
+        elif kind == "bars":
+            table, figures = _draw_bars(config, out)
+        else:
+            table, figures = _draw_reliability(config, out)
+        current.tables.append(table)
+        return current.finish(figures, [out])
 
-        # 3. Bars
-        if config.evals:
-            figure = config.figure[0] if config.figure else _default_bar(config.evals)
-            bars = _read_bars(config.evals, figure)
-            draw_bars(figure, bars, out)
-            means = {
-                (name, level): mean
-                for name, some in bars.items()
-                for level, (mean, _, _) in some.items()
-            }
-            cells = tuple((name, level, f"{mean:.3f}") for (name, level), mean in means.items())
-            current.tables.append(Table(f"Bars in {out}", ("policy", "level", figure), cells))
-            return current.finish(
-                {f"{name} {level}": mean for (name, level), mean in means.items()}, [out]
+
+def _draw_reliability(config: PlotConfig, out: Path) -> tuple[Table, dict[str, Any]]:
+    """Draw how far forecasts can be trusted. Returns a table and the figures of the report."""
+    panels = _read_reliability(config.evals)
+    draw_reliability(panels, out)
+    figures: dict[str, Any] = {}
+    rows = []
+    for kind, players in panels.items():
+        rows.append((kind, str(len(players))))
+        for name, bins in players.items():
+            figures[f"{kind}: {name}"] = bins
+    return Table(f"Reliability in {out}", ("foretold", "players"), tuple(rows)), figures
+
+
+def _draw_bars(config: PlotConfig, out: Path) -> tuple[Table, dict[str, Any]]:
+    """Draw bars. Returns a table and the figures of the report."""
+    figure = config.figure[0] if config.figure else _default_bar(config.evals)
+    bars = _read_bars(config.evals, figure)
+    draw_bars(figure, bars, out)
+    figures: dict[str, Any] = {}
+    rows = []
+    for name, by_level in bars.items():
+        for level, (mean, _, _) in by_level.items():
+            rows.append((name, level, f"{mean:.3f}"))
+            figures[f"{name} {level}"] = mean
+    return Table(f"Bars in {out}", ("policy", "level", figure), tuple(rows)), figures
+
+
+def _warn_of_differences(runs: Sequence[tuple[str, Path]], progress: Progress) -> None:
+    """Warn of runs of one name that do not differ in their seed alone."""
+    # 1. Several runs with one seed
+    seeds = Counter((name, read_record(path.parent).get("seed")) for name, path in runs)
+    for (name, seed), count in seeds.items():
+        if count > 1 and seed is not None:
+            progress.news(
+                f"warning: {count} runs named {name} have seed {seed}, and are drawn as"
+                " different seeds"
             )
 
-        # 4. Curves. Runs of one name should differ in their seed alone
-        trained = Counter((name, read_record(path.parent).get("seed")) for name, path in runs)
-        for (name, seed), count in trained.items():
-            if count > 1 and seed is not None:
-                progress.news(
-                    f"warning: {count} runs named {name} have seed {seed}, and are drawn as"
-                    " different seeds"
-                )
-        for name in dict.fromkeys(name for name, _ in runs):
-            different = differing_settings(path.parent for other, path in runs if other == name)
-            if different:
-                flags = ", ".join(map(flag, different))
-                progress.news(f"warning: the runs named {name} differ in {flags}, not only in seed")
-        # A panel for each figure
-        curves_of: dict[str, dict[str, list[Curve]]] = {}
-        for figure in config.figure or (_default_curve([path for _, path in runs]),):
-            curves_of[figure] = {}
-            read = read_curves([path for _, path in runs], figure, config.against, config.smooth)
-            for (name, path), curve in zip(runs, read, strict=True):
-                if curve[0]:
-                    curves_of[figure].setdefault(name, []).append(curve)
-                else:
-                    progress.news(f"{path.parent} does not have {figure}, and is left out there")
-        draw_curves(curves_of, config.against, config.smooth, out)
-        # The table shows where the curves end
-        ends = {
-            figure: {
-                name: median(values[-1] for _, values in seeds) for name, seeds in curves.items()
-            }
-            for figure, curves in curves_of.items()
-        }
-        columns = (
-            "run",
-            "seeds",
-            *(f"{figure}, last {config.smooth} updates" for figure in curves_of),
-        )
-        names = [name for name, _ in runs]
-        rows = [
-            (
-                name,
-                str(names.count(name)),
-                *(f"{values[name]:.3f}" if name in values else "" for values in ends.values()),
-            )
-            for name in dict.fromkeys(names)
-        ]
-        current.tables.append(Table(f"Learning curves in {out}", columns, tuple(rows)))
-        return current.finish(next(iter(ends.values())) if len(ends) == 1 else ends, [out])
+    # 2. Other settings
+    for name in dict.fromkeys(name for name, _ in runs):
+        different = differing_settings(path.parent for other, path in runs if other == name)
+        if different:
+            flags = ", ".join(map(flag, different))
+            progress.news(f"warning: the runs named {name} differ in {flags}, not only in seed")
+
+
+def _draw_curves(
+    config: PlotConfig, runs: Sequence[tuple[str, Path]], out: Path, progress: Progress
+) -> tuple[Table, dict[str, Any]]:
+    """Draw learning curves. Returns a table and the figures of the report: where the curves end."""
+    # 1. A panel for each figure
+    paths = [path for _, path in runs]
+    panels: dict[str, dict[str, list[Curve]]] = {}
+    for figure in config.figure or (_default_curve(paths),):
+        panels[figure] = {}
+        curves = read_curves(paths, figure, config.against, config.smooth)
+        for (name, path), curve in zip(runs, curves, strict=True):
+            if curve[0]:
+                panels[figure].setdefault(name, []).append(curve)
+            else:
+                progress.news(f"{path.parent} does not have {figure}, and is left out there")
+    draw_curves(panels, config.against, config.smooth, out)
+
+    # 2. The median of the curves' ends, by figure and name
+    ends: dict[str, dict[str, float]] = {}
+    for figure, curves_of in panels.items():
+        ends[figure] = {}
+        for name, seeds in curves_of.items():
+            ends[figure][name] = median(values[-1] for _, values in seeds)
+
+    # 3. The table
+    names = [name for name, _ in runs]
+    rows = []
+    for name in dict.fromkeys(names):
+        cells = [f"{values[name]:.3f}" if name in values else "" for values in ends.values()]
+        rows.append((name, str(names.count(name)), *cells))
+    headings = [f"{figure}, last {config.smooth} updates" for figure in panels]
+    table = Table(f"Learning curves in {out}", ("run", "seeds", *headings), tuple(rows))
+    figures: dict[str, Any] = next(iter(ends.values())) if len(ends) == 1 else ends
+    return table, figures
 
 
 def _default_curve(paths: Sequence[Path]) -> str:
@@ -228,11 +246,11 @@ def _read_reliability(evals: Sequence[Path]) -> dict[str, dict[str, list[dict[st
             levels = {row["level"] for row in rows}
             for row in rows:
                 # A name is as short as the evaluations allow
-                parts = [
-                    row["name"],
-                    *([row["level"]] if len(levels) > 1 else []),
-                    *([label] if len(evals) > 1 else []),
-                ]
+                parts = [row["name"]]
+                if len(levels) > 1:
+                    parts.append(row["level"])
+                if len(evals) > 1:
+                    parts.append(label)
                 for kind, scores in row.get("calibration", {}).items():
                     panels.setdefault(kind, {})[" ".join(parts)] = scores["bins"]
         except (AttributeError, KeyError, TypeError, ValueError):
@@ -254,27 +272,31 @@ def _read_bars(
         path = folder / "eval.json"
         try:
             for row in read_json(path)["rows"]:
-                # The figures that every row has are columns of their own
-                figures = row["figures"] | {
-                    "success": {"mean": row["success"], "low": row["low"], "high": row["high"]}
+                # 1. The figures that every row has are columns of their own
+                figures = dict(row["figures"])
+                figures["success"] = {
+                    "mean": row["success"],
+                    "low": row["low"],
+                    "high": row["high"],
                 }
-                figures |= {
-                    name: {
-                        "mean": row[name],
-                        "low": row.get(f"{name}_low"),
-                        "high": row.get(f"{name}_high"),
-                    }
-                    for name in ("return", "steps")
-                    if name in row
-                }
-                if (
-                    figures.get(figure, {}).get("mean") is not None
-                ):  # a figure may be of some levels
-                    mean, *ends = (figures[figure][part] for part in ("mean", "low", "high"))
-                    name = str(row["name"]) if len(evals) == 1 else f"{row['name']} ({label})"
-                    # Unknown ends: no whisker
-                    low, high = (float(mean if end is None else end) for end in ends)
-                    bars.setdefault(name, {})[str(row["level"])] = float(mean), low, high
+                for name in ("return", "steps"):
+                    if name in row:
+                        figures[name] = {
+                            "mean": row[name],
+                            "low": row.get(f"{name}_low"),
+                            "high": row.get(f"{name}_high"),
+                        }
+
+                # 2. This figure, which only some levels may have; unknown ends have no whisker
+                estimate = figures.get(figure, {})
+                mean = estimate.get("mean")
+                if mean is None:
+                    continue
+                low = mean if estimate["low"] is None else estimate["low"]
+                high = mean if estimate["high"] is None else estimate["high"]
+                player = str(row["name"]) if len(evals) == 1 else f"{row['name']} ({label})"
+                bar = (float(mean), float(low), float(high))
+                bars.setdefault(player, {})[str(row["level"])] = bar
         except (KeyError, TypeError, ValueError):
             raise DataError(path, "is not a result of evaluate; name the folder of one") from None
         if not bars:

@@ -490,15 +490,22 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def differing_settings(folders: Iterable[Path]) -> list[str]:
     """The settings that are not the same in the runs in `folders`, without the seed, and paths."""
-    # Paths differ between runs that are otherwise alike
-    settings = [record.get("settings", {}) for folder in folders if (record := read_record(folder))]
-    names = dict.fromkeys(name for one in settings for name in one if name != "seed")
-    values = {name: {dumps(one.get(name)) for one in settings} for name in names}
-    return [
-        name
-        for name, different in values.items()
-        if len(different) > 1 and not any("/" in text for text in different)
-    ]
+    # 1. The settings of the runs, and their names in the order of first occurrence
+    records = [read_record(folder) for folder in folders]
+    settings = [record.get("settings", {}) for record in records if record]
+    names: dict[str, None] = {}
+    for run_settings in settings:
+        names |= dict.fromkeys(run_settings)
+    names.pop("seed", None)
+
+    # 2. Those with several values; paths differ between runs that are otherwise alike
+    result = []
+    for name in names:
+        values = {dumps(run_settings.get(name)) for run_settings in settings}
+        is_path = any("/" in value for value in values)
+        if len(values) > 1 and not is_path:
+            result.append(name)
+    return result
 
 
 def record_checksum(record: Mapping[str, Any]) -> str:

@@ -366,15 +366,16 @@ class AlgorithmConfig(Config):
             raise ReflectkitError(
                 f"the algorithm's estimate must return Estimates, not {type(estimates).__name__}"
             )
+
         # 2. One finite number for each decision
-        decisions = [len(row) for row in rollouts.rewards]
-        numbers = {
-            name: [[float(value) for value in row] for row in getattr(estimates, name)]
-            for name in ("advantages", "returns")
-        }
+        decision_counts = [len(row) for row in rollouts.rewards]
+        numbers = {}
+        for name in ("advantages", "returns"):
+            numbers[name] = [list(map(float, row)) for row in getattr(estimates, name)]
         for name, rows in numbers.items():
-            finite = all(math.isfinite(value) for row in rows for value in row)
-            if [len(row) for row in rows] != decisions or not finite:
+            counts = [len(row) for row in rows]
+            is_finite = all(all(map(math.isfinite, row)) for row in rows)
+            if counts != decision_counts or not is_finite:
                 raise ReflectkitError(
                     f"the algorithm's {name} must be one finite number per decision, by episode"
                 )

@@ -181,7 +181,8 @@ def build_trainer(
     chat: a chat model that comments. earlier_steps: see `TrainerConfig`. Raises CheckpointError,
     and ConfigError for models that cannot be trained.
     """
-    config, distill = run.config, run.config.distill
+    config = run.config
+    distill = config.distill
     if config.engine.remote:
         return _service_trainer(run, progress, chat, place, earlier_steps)
     device = config.policy.device
@@ -190,23 +191,22 @@ def build_trainer(
 
     # 1. The models
     policy, reflector_model = _load_models(run, place, device)
-    if advice := dtype_advice(policy):
+    advice = dtype_advice(policy)
+    if advice:
         progress.news(advice)
-    memory: dict[str, Any] = {
-        "max_tokens": config.max_tokens_per_batch
-        or tokens_a_pass(policy.model, recompute=config.gradient_checkpointing),
-        "gradient_checkpointing": config.gradient_checkpointing,
-    }
-    needs_start = config.algo.kl or (distill.weight and not distill.ema)
-    start = (
-        starting_player(policy, run.policy.text, bool(config.lora.r), device)
-        if needs_start
-        else None
-    )
+    recompute = config.gradient_checkpointing
+    max_tokens = config.max_tokens_per_batch or tokens_a_pass(policy.model, recompute=recompute)
+    memory: dict[str, Any] = {"max_tokens": max_tokens, "gradient_checkpointing": recompute}
 
-    # 2. The learner of the policy
+    # 2. The policy that training started from, for a KL penalty or as the teacher of distillation
+    start = None
+    if config.algo.kl or (distill.weight and not distill.ema):
+        start = starting_player(policy, run.policy.text, bool(config.lora.r), device)
+
+    # 3. The critic
+    critic = None
+    critic_settings: dict[str, Any] = {}
     critic_config = config.algo.critic
-    critic, rates = None, dict[str, Any]()
     if critic_config is not None:
         unseen = "the critic reads a state without its choices, which the policy scores alone"
         refuse(
@@ -214,28 +214,36 @@ def build_trainer(
             f"--algo {config.algo.name}: {unseen}; use --algo grpo or reinforce",
         )
         critic = Critic(policy, critic_config.head, critic_config.critic_trunk, config.run.seed)
-        rates = {"critic_rate": critic_config.critic_rate, "value_clip": critic_config.value_clip}
+        critic_settings["critic_rate"] = critic_config.critic_rate
+        critic_settings["value_clip"] = critic_config.value_clip
+
+    # 4. The learner of the policy
+    reference = start if config.algo.kl else None
+    teacher = None
+    if distill.weight:
+        teacher = averaged_player(policy) if distill.ema else start
     settings = Settings(
         **_policy_settings(run),
         distill=distill.weight,
         divergence=distill.divergence,
         ema=distill.ema,
-        **rates,
+        **critic_settings,
         **memory,
     )
-    reference = start if config.algo.kl else None
-    teacher = (averaged_player(policy) if distill.ema else start) if distill.weight else None
     learner = LocalLearner(policy, settings, critic, reference, processes, progress.news, teacher)
 
-    # 3. The sampler of its actions
-    scorer, team = (learner.scorer, processes) if processes.sharded else (None, None)
-    watch = None if critic is None else learner.observe
+    # 5. The sampler of its actions
     opening = Opening(
-        str(place or run.policy), device, policy, scorer=scorer, team=team, watch=watch
+        str(place or run.policy),
+        device,
+        policy,
+        scorer=learner.scorer if processes.sharded else None,
+        team=processes if processes.sharded else None,
+        watch=None if critic is None else learner.observe,
     )
     sampler = config.sampler.open_policy(opening)
 
-    # 4. Who comments, and the trainer of a reflector that learns
+    # 6. Who comments, and the trainer of a reflector that learns
     commentator: CommentSource | None = chat
     reflector_trainer = None
     if run.reflector is not None and run.reflector.is_teacher:
@@ -248,15 +256,14 @@ def build_trainer(
         commentator = reflector_of(
             reflector_sampler, run.reflector.facts, run.reflector.text, config.reflector.temperature
         )
-        is_typed = (
-            "asks a typed reflector, whose answers are neither trained nor drawn; leave it out"
-        )
-        typed = isinstance(commentator, TypedReflector)
-        refuse(typed and training.every, f"--train-reflector {training.every} {is_typed}")
-        refuse(typed and config.reflector.temperature, f"--reflect-temperature {is_typed}")
+        is_typed = isinstance(commentator, TypedReflector)
+        fault = "asks a typed reflector, whose answers are neither trained nor drawn; leave it out"
+        refuse(is_typed and training.every, f"--train-reflector {training.every} {fault}")
+        refuse(is_typed and config.reflector.temperature, f"--reflect-temperature {fault}")
         if training.every and reflector_model is not None:
             reflector_trainer = _reflector_trainer(run, reflector_model, device, memory, progress)
 
+    # 7. The trainer
     trainer = _trainer(
         run,
         learner,

@@ -80,11 +80,11 @@ def table(
     """
     # 1. The outcomes of episodes that were not aborted, and what is measured
     outcomes = read_json(folder / OUTCOMES)
-    rows = {
-        name: [row for row in outcomes[name] if row["status"] != Status.ABORTED]
-        for name in outcomes
-    }
-    every_row = [row for player_rows in rows.values() for row in player_rows]
+    rows: dict[str, list[dict[str, Any]]] = {}
+    every_row: list[dict[str, Any]] = []
+    for name, player_rows in outcomes.items():
+        rows[name] = [row for row in player_rows if row["status"] != Status.ABORTED]
+        every_row += rows[name]
     measures = ["success"]
     if not reports_success((row["status"], row["success"]) for row in every_row):
         measures = ["return"]
@@ -103,32 +103,40 @@ def table(
     for name, label in labels.items():
         if not rows.get(name):
             continue
-        aborted = len(outcomes[name]) - len(rows[name])
         problems = len({row["task"] for row in rows[name]})
-        figures[name], texts = {"problems": problems}, []
+        figures[name] = {"problems": problems}
+        texts = []
         for measure_name in measures:
+            # The mean and its interval
             by_task = {row["task"]: float(row[measure_name] or 0) for row in rows[name]}
             grouped = by_cluster(by_task, clusters)
             mean = fmean(value for cluster in grouped for value in cluster)
-            low, high = (rate_interval if measure_name == "success" else mean_interval)(grouped)
-            form = "{:.0%}" if measure_name == "success" else "{:.3g}"
-            interval = (
-                f"{form.format(low)} to {form.format(high)}"
-                if len(grouped) > 1 and low < high
-                else ""
-            )
-            texts += [form.format(mean).replace("%", " %"), interval.replace("%", " %")]
+            is_rate = measure_name == "success"
+            low, high = rate_interval(grouped) if is_rate else mean_interval(grouped)
+
+            # As text
+            form = "{:.0%}" if is_rate else "{:.3g}"
+            interval = ""
+            if len(grouped) > 1 and low < high:
+                interval = f"{form.format(low)} to {form.format(high)}"
+            texts.append(form.format(mean).replace("%", " %"))
+            texts.append(interval.replace("%", " %"))
+
+            # As figures
             figures[name][measure_name] = mean
             prefix = "" if measure_name == measures[0] else "return_"
             if math.isfinite(low):
-                figures[name] |= {f"{prefix}low": low, f"{prefix}high": high}
-        cells.append(
-            (label, *texts, f"{problems} + {aborted} aborted" if aborted else str(problems))
-        )
+                figures[name][f"{prefix}low"] = low
+                figures[name][f"{prefix}high"] = high
+        aborted = len(outcomes[name]) - len(rows[name])
+        counts = f"{problems} + {aborted} aborted" if aborted else str(problems)
+        cells.append((label, *texts, counts))
 
     # 3. The table
     which = "Held-out problems" if is_held_out else "Training problems"
-    columns = [column for name in measures for column in (name, "95 % interval")]
+    columns = []
+    for name in measures:
+        columns += [name, "95 % interval"]
     title = f"{which}, most likely actions ({source})"
     return Table(title, ("player", *columns, "problems"), tuple(cells)), figures
 

@@ -52,8 +52,10 @@ FIRST_PACE = 0.1
 """Factor of the learning rate in the first step, if there is a `target_kl`: Adam's first steps are
 as long for a small gradient as for a large one, which ruins a policy that is nearly certain.
 """
-LEAST_CHANGE, MOST_CHANGE = 0.5, 1.5
-"""Limits of what a step changes this factor by."""
+LEAST_CHANGE = 0.5
+"""The least factor by which a step changes this factor."""
+MOST_CHANGE = 1.5
+"""The greatest one."""
 TOO_FAR = 2.0
 """An update ends at this many times the `target_kl`."""
 
@@ -75,13 +77,15 @@ class Settings:
     # The loss of a trained token
     loss: Callable[[losses.TrainedTokens], torch.Tensor] = losses.clipped_loss
     clip: float = 0.2
-    """See `TrainedTokens`, as for the next one and `is_cap`."""
+    """See `TrainedTokens`."""
     clip_high: float = 0.0
+    """See `TrainedTokens`."""
     is_cap: float = 0.0
-    """0 if the current weights sampled."""
+    """See `TrainedTokens`; 0 if the current weights sampled."""
     mask: str = "none"
-    """See `on_policy_enough`, as for the next one."""
+    """The `kind` of `on_policy_enough`."""
     mask_ratio: float = 3.0
+    """The `limit` of `on_policy_enough`."""
     value_clip: float = 0.0
     """See `value_loss`."""
 
@@ -235,15 +239,18 @@ class PolicyLearner(Learner):
         processes: Processes | None,
         notify: Callable[[str], None],
     ) -> None:
-        self.settings, self.notify = settings, notify
+        self.settings = settings
+        self.notify = notify
         self.processes = processes or Processes()
         self._changes: list[tuple[torch.Tensor, list[int]]] | None = None
+        """What `_compare` takes, of the first minibatch; None if it is not compared, or was."""
         self._mismatch: dict[str, float] = {}
         self.pace = FIRST_PACE if settings.target_kl else 1.0
         """Factor of the policy's learning rate, at most 1, that keeps updates near `target_kl`."""
         self.schedule_rate = 1.0
+        """The schedule's factor of the learning rates in the present update."""
         self.entropy_rate = 1.0
-        """The schedules' factors in the present update."""
+        """The schedule's factor of the entropy bonus in the present update."""
 
     @override
     def update(
@@ -266,13 +273,16 @@ class PolicyLearner(Learner):
         if not samples:
             return LossOutput(None, {})
         # 1. Prepare
-        self.schedule_rate, self.entropy_rate = rate, entropy_rate
-        parts = self._begin(samples)
-        sums: dict[str, float] = {}
+        self.schedule_rate = rate
+        self.entropy_rate = entropy_rate
         self._changes = [] if self.settings.mismatch else None
         self._mismatch = {}
+        parts = self._begin(samples)
+
         # 2. Gradient steps: each epoch shuffles the units into minibatches anew
-        steps, count = 0, math.ceil(len(samples) / self.settings.minibatch)
+        sums: dict[str, float] = {}
+        steps = 0
+        count = math.ceil(len(samples) / self.settings.minibatch)
         for index in range(self.settings.epochs * count):
             if index % count == 0:
                 generator.shuffle(parts)
@@ -283,14 +293,14 @@ class PolicyLearner(Learner):
             steps += 1
             for name, value in figures.items():
                 sums[name] = sums.get(name, 0.0) + value
-        # 3. Means of the figures over the steps
         self._end()
-        means = {name: total / steps for name, total in sums.items()}
-        loss = means.pop("loss")
-        last_rate = self.settings.learning_rate * rate * self.pace
-        return LossOutput(
-            loss, means | {"gradient_steps": steps, "learning_rate": last_rate} | self._mismatch
-        )
+
+        # 3. Means of the figures over the steps
+        metrics = {name: total / steps for name, total in sums.items()}
+        loss = metrics.pop("loss")
+        metrics["gradient_steps"] = steps
+        metrics["learning_rate"] = self.settings.learning_rate * rate * self.pace
+        return LossOutput(loss, metrics | self._mismatch)
 
     @abstractmethod
     def _begin(self, samples: Sequence[Sample]) -> list[Unit]:
@@ -337,27 +347,30 @@ class PolicyLearner(Learner):
 
     def _compare(self, changes: Sequence[tuple[torch.Tensor, list[int]]]) -> None:
         """Report how far the log-probabilities of the first minibatch are from the sampler's.
-        Raises MismatchError.
 
-        changes: the learner's log-probabilities less the sampler's, and the tokens of each answer
-        among them.
+        changes: the learner's log-probabilities less the sampler's, and the numbers of tokens of
+        the answers among them. Raises MismatchError.
         """
-        mine_N = (
-            torch.cat([change_N for change_N, _ in changes]).cpu() if changes else torch.zeros(0)
-        )
-        everyone = self.processes.gather(
-            (mine_N, [length for _, lengths in changes for length in lengths])
-        )
-        change_N = torch.cat([theirs_N for theirs_N, _ in everyone])
-        lengths = [length for _, theirs in everyone for length in theirs]
+        # 1. The changes of all processes
+        here_N = torch.zeros(0)
+        lengths_here: list[int] = []
+        if changes:
+            here_N = torch.cat([change_N for change_N, _ in changes]).cpu()
+        for _, part in changes:
+            lengths_here += part
+        everywhere = self.processes.gather((here_N, lengths_here))
+        change_N = torch.cat([process_N for process_N, _ in everywhere])
+        lengths = [length for _, process_lengths in everywhere for length in process_lengths]
         self._mismatch = losses.mismatch(change_N)
+
         # 2. Whether the server samples the weights that learn
         sampler = self.settings.agrees_with
         if not sampler:
             return
         from reflectkit.sampling.checks import disagreement
 
-        if difference := disagreement(change_N, self.settings.temperature, lengths):
+        difference = disagreement(change_N, self.settings.temperature, lengths)
+        if difference:
             raise MismatchError(
                 f"{sampler}: log-probabilities differ from those of the weights that learn {difference},"
                 " so the update was not made; see that the server has the same base, unquantised,"
@@ -372,97 +385,115 @@ class PolicyLearner(Learner):
         token_weights: Mapping[int, float],
         fresh_tokens: int,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """A micro-batch's part of the loss and figures of a minibatch. token_weights: that of a
-        token of each of its rows. fresh_tokens: how many of its tokens are not replayed.
+        """A micro-batch's part of the loss and figures of a minibatch.
+
+        Parameters
+        ----------
+        scored: the N trained tokens of the micro-batch.
+        reference_N: their log-probabilities under the starting policy, for a KL penalty.
+        token_weights: the weight of a token, by row.
+        fresh_tokens: how many tokens of the minibatch are not replayed.
         """
         # 1. Columns of the trained tokens
-        settings, device = self.settings, scored.logprob_N.device
+        settings = self.settings
+        device = scored.logprob_N.device
         places = list(zip(scored.row_N, scored.place_N, strict=True))
 
         def column(name: str) -> torch.Tensor:
-            return torch.tensor(
-                [getattr(samples[row], name)[place] for row, place in places], device=device
-            )
+            values = [getattr(samples[row], name)[place] for row, place in places]
+            return torch.tensor(values, device=device)
 
         weight_N = torch.tensor([token_weights[row] for row, _ in places], device=device)
         old_N = column("logprobs")
+        advantage_N = column("advantages")
         replayed_N = torch.tensor([samples[row].replayed for row, _ in places], device=device)
         starts, numbers = _decisions(samples, places)
         decision_N = torch.tensor(numbers, device=device)
 
-        # 2. The algorithm's loss of each token, but not of those that are masked
-        loss_N = settings.loss(
-            losses.TrainedTokens(
-                scored.logprob_N,
-                old_N,
-                column("advantages"),
-                decision_N,
-                len(starts),
-                replayed_N,
-                settings.clip,
-                settings.is_cap,
-                settings.clip_high,
-            )
+        # 2. The algorithm's loss of each token
+        tokens = losses.TrainedTokens(
+            logprob_N=scored.logprob_N,
+            old_logprob_N=old_N,
+            advantage_N=advantage_N,
+            decision_N=decision_N,
+            decisions=len(starts),
+            replayed_N=replayed_N,
+            clip=settings.clip,
+            is_cap=settings.is_cap,
+            clip_high=settings.clip_high,
         )
+        loss_N = settings.loss(tokens)
+
+        # 3. Without those that are masked
         figures: dict[str, float] = {}
         if settings.mask != "none":
             number_of = {row: number for number, row in enumerate(dict.fromkeys(scored.row_N))}
             row_N = torch.tensor([number_of[row] for row in scored.row_N], device=device)
-            kept_N = losses.on_policy_enough(
-                scored.logprob_N - old_N,
-                column("advantages"),
-                row_N,
-                settings.mask,
-                settings.mask_ratio,
+            change_N = scored.logprob_N - old_N
+            counts_N = losses.on_policy_enough(
+                change_N, advantage_N, row_N, settings.mask, settings.mask_ratio
             )
-            loss_N = loss_N.where(kept_N, 0.0)
-            figures["masked"] = float((weight_N * ~kept_N).sum())
+            loss_N = loss_N.where(counts_N, 0.0)
+            figures["masked"] = float((weight_N * ~counts_N).sum())
 
-        # 3. Their weighted mean, less the entropy bonus, plus the divergence from the start
+        # 4. Their weighted mean, less the entropy bonus
         policy_loss = (loss_N * weight_N).sum()
-        spread = (scored.entropy_N * weight_N).sum()
-        loss = policy_loss - self.entropy_rate * settings.entropy * spread
-        figures |= {"loss": float(policy_loss.detach()), "entropy": float(spread.detach())}
-        # An expectation over the current policy, so without replayed tokens
+        mean_entropy = (scored.entropy_N * weight_N).sum()
+        loss = policy_loss - self.entropy_rate * settings.entropy * mean_entropy
+        figures["loss"] = float(policy_loss.detach())
+        figures["entropy"] = float(mean_entropy.detach())
+
+        # 5. The divergence from the start: an expectation over the current policy, so without
+        #    replayed tokens
         if reference_N is not None:
             distance_N = losses.kl_estimate(scored.logprob_N, old_N, reference_N, settings.is_cap)
             distance = (distance_N * weight_N).masked_fill(replayed_N, 0.0).sum()
             loss = loss + settings.kl * distance
             figures["kl_to_start"] = float(distance.detach())
 
-        # 4. The critic's loss, one error a decision, weighted as its tokens are
+        # 6. The critic's loss, one error a decision, weighted as its tokens are
         if self.critic is not None:
-            prompts = [samples[places[start][0]].tokens[: places[start][1]] for start in starts]
+            prompts = []
+            for start in starts:
+                row, place = places[start]
+                prompts.append(samples[row].tokens[:place])
             value_D = self.critic(scored.hidden_ND[starts], prompts)
-            error_D = losses.value_loss(
-                value_D, column("returns")[starts], column("values")[starts], settings.value_clip
-            )
+            return_D = column("returns")[starts]
+            old_value_D = column("values")[starts]
+            error_D = losses.value_loss(value_D, return_D, old_value_D, settings.value_clip)
             weight_D = torch.zeros(len(starts), device=device).index_add(0, decision_N, weight_N)
             critic_loss = (error_D * weight_D).sum() / self.critic.deviation**2
             loss = loss + critic_loss
             figures["value_loss"] = float(critic_loss.detach())
 
-        # 5. How far the policy is from its sampler
+        # 7. How far the policy is from its sampler
         with torch.no_grad():
-            moved_N = (scored.logprob_N - old_N)[~replayed_N]
+            fresh_N = ~replayed_N
+            change_N = (scored.logprob_N - old_N)[fresh_N]
             if self._changes is not None:
-                _, lengths_D = torch.unique_consecutive(decision_N[~replayed_N], return_counts=True)
-                self._changes.append((moved_N.clone(), lengths_D.tolist()))
-            distance_to_sampler = float((torch.exp(moved_N) - 1 - moved_N).sum())
+                _, lengths_D = torch.unique_consecutive(decision_N[fresh_N], return_counts=True)
+                self._changes.append((change_N.clone(), lengths_D.tolist()))
+            distance_to_sampler = float((torch.exp(change_N) - 1 - change_N).sum())
             figures["kl"] = distance_to_sampler / max(1, fresh_tokens)
-            figures["ratio_deviation"] = float(moved_N.abs().max()) if len(moved_N) else 0.0
+            figures["ratio_deviation"] = float(change_N.abs().max()) if len(change_N) else 0.0
         return loss, figures
 
     def _token_weights(self, counts: Mapping[int, int]) -> dict[int, float]:
-        """The weight of a token in each row, in a mean over all tokens or over rows, given each
-        row's number of tokens that count.
+        """The weight of a token in each row, in a mean over all tokens or over rows.
+
+        counts: the number of tokens of each row that count.
         """
-        tokens, rows = sum(counts.values()), sum(count > 0 for count in counts.values())
-        by_token = self.settings.mean == "token"
-        return {
-            row: (1 / tokens if by_token else 1 / (rows * count)) if count else 0.0
-            for row, count in counts.items()
-        }
+        token_count = sum(counts.values())
+        row_count = sum(count > 0 for count in counts.values())
+        weights = {}
+        for row, count in counts.items():
+            if not count:
+                weights[row] = 0.0
+            elif self.settings.mean == "token":
+                weights[row] = 1 / token_count
+            else:
+                weights[row] = 1 / (row_count * count)
+        return weights
 
 
 class LocalLearner(PolicyLearner):
@@ -483,7 +514,10 @@ class LocalLearner(PolicyLearner):
         teacher: Reference | None = None,
     ) -> None:
         super().__init__(settings, processes, notify)
-        self.player, self.critic, self.reference, self.teacher = player, critic, reference, teacher
+        self.player = player
+        self.critic = critic
+        self.reference = reference
+        self.teacher = teacher
         self.max_tokens = settings.max_tokens
         player.activate()
         self.optimizer = make_optimizer(
@@ -541,11 +575,11 @@ class LocalLearner(PolicyLearner):
     def state(self) -> LearnerState:
         tensors = {f"optimizer.{name}": value for name, value in self._optimizer_state().items()}
         if self.critic is not None:
-            tensors |= {f"critic.{name}": value for name, value in self.critic.state_dict().items()}
+            for name, value in self.critic.state_dict().items():
+                tensors[f"critic.{name}"] = value
         if self.teacher is not None and self.settings.ema:
-            tensors |= {
-                f"teacher.{name}": average for name, (average, _) in self.teacher.pairs().items()
-            }
+            for name, (average, _) in self.teacher.pairs().items():
+                tensors[f"teacher.{name}"] = average
         return LearnerState({"max_tokens": self.max_tokens}, tensors)
 
     @override
@@ -572,24 +606,22 @@ class LocalLearner(PolicyLearner):
         """The critic's value of each prompt, in units of reward."""
         assert self.critic is not None
         self.player.activate()
+        device = next(self.player.model.parameters()).device
+        parts = [Unit(tuple(prompt), (), (row,)) for row, prompt in enumerate(prompts)]
         value_of: dict[int, float] = {}
-        for micro in packed(
-            [Unit(tuple(prompt), (), (row,)) for row, prompt in enumerate(prompts)], self.max_tokens
-        ):
+        for micro in packed(parts, self.max_tokens):
+            # 1. The last hidden state of each prompt. The scorer needs a label, and any will do
             tokens = [unit.tokens for unit in micro]
-            device = next(self.player.model.parameters()).device
-            rows = torch.arange(len(micro), device=device)
-            ends = torch.tensor([len(row) - 1 for row in tokens], device=device)
-            # No label matters: the hidden state is all
-            label = torch.zeros(len(micro), 1, dtype=torch.long, device=device)
-            hidden_ND, _ = self.scorer(
-                right_pad(tokens, self.player.pad_id, device), rows, ends, label
-            )
-            value_of |= zip(
-                [unit.rows[0] for unit in micro],
-                self.critic(hidden_ND, tokens).tolist(),
-                strict=True,
-            )
+            input_ids_BT = right_pad(tokens, self.player.pad_id, device)
+            row_B = torch.arange(len(micro), device=device)
+            end_B = torch.tensor([len(row) - 1 for row in tokens], device=device)
+            label_B1 = torch.zeros(len(micro), 1, dtype=torch.long, device=device)
+            hidden_BD, _ = self.scorer(input_ids_BT, row_B, end_B, label_B1)
+
+            # 2. Its value
+            values = self.critic(hidden_BD, tokens).tolist()
+            for unit, value in zip(micro, values, strict=True):
+                value_of[unit.rows[0]] = value
         return [value_of[row] for row in range(len(prompts))]
 
     @property
@@ -601,73 +633,67 @@ class LocalLearner(PolicyLearner):
         """Whether minibatches like this one are read as trees."""
         if not can_share(self.player.model) or self.processes.sharded or self._separately:
             return False
-        setting = self.settings.share_prefixes
-        return saves(self.player.model, batch, self.max_tokens) if setting is None else setting
+        if self.settings.share_prefixes is not None:
+            return self.settings.share_prefixes
+        return saves(self.player.model, batch, self.max_tokens)
 
     def observe(self, hidden_BD: torch.Tensor, prompts: Sequence[tuple[int, ...]]) -> None:
-        """Record the values of prompts that a sampler has just read with the current weights, which
-        saves reading them again.
+        """Record the values of prompts that a sampler has just read with the current weights. They
+        need not be read again.
 
         hidden_BD: the policy's last hidden states of the B `prompts`.
         """
         if self.critic is not None:
             with torch.no_grad():
-                self.observed |= zip(prompts, self.critic(hidden_BD, prompts).tolist(), strict=True)
+                values = self.critic(hidden_BD, prompts).tolist()
+            self.observed |= zip(prompts, values, strict=True)
 
     @override
     def valued(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         if self.critic is None:
             return list(trajectories)
+        # 1. The values of the prompts that were read, and of the others
         if self.processes.sharded:  # each has scored its share
             for observed in self.processes.gather(self.observed):
                 self.observed |= observed
-        prompts = dict.fromkeys(
-            turn.decision.prompt_ids for trajectory in trajectories for turn in trajectory.turns
-        )
-        missing = [prompt for prompt in prompts if prompt not in self.observed]
-        self.observed |= zip(missing, self.values(missing), strict=True)
-        return [
-            replace(
-                trajectory,
-                turns=tuple(
-                    replace(
-                        turn,
-                        decision=replace(
-                            turn.decision, value=self.observed[turn.decision.prompt_ids]
-                        ),
-                    )
-                    for turn in trajectory.turns
-                ),
-            )
-            for trajectory in trajectories
-        ]
+        missing: dict[tuple[int, ...], None] = {}
+        for trajectory in trajectories:
+            for turn in trajectory.turns:
+                if turn.decision.prompt_ids not in self.observed:
+                    missing[turn.decision.prompt_ids] = None
+        prompts = list(missing)
+        self.observed |= zip(prompts, self.values(prompts), strict=True)
+
+        # 2. The trajectories with them
+        result = []
+        for trajectory in trajectories:
+            turns = []
+            for turn in trajectory.turns:
+                value = self.observed[turn.decision.prompt_ids]
+                decision = replace(turn.decision, value=value)
+                turns.append(replace(turn, decision=decision))
+            result.append(replace(trajectory, turns=tuple(turns)))
+        return result
 
     def _optimizer_state(self) -> dict[str, torch.Tensor]:
         """Both optimizers' tensors as `<policy or critic>.<key>`. All processes must call this."""
         state = {f"policy.{key}": value for key, value in self.optimizer.tensors().items()}
         state["pace"] = torch.tensor(self.pace, dtype=torch.float64)
-        critic = self.critic_optimizer.state_dict()["state"] if self.critic is not None else {}
-        return state | {f"critic.{key}": value for key, value in flat(critic).items()}
+        if self.critic is not None:
+            critic = self.critic_optimizer.state_dict()["state"]
+            for key, value in flat(critic).items():
+                state[f"critic.{key}"] = value
+        return state
 
     def _load_optimizer_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore what `_optimizer_state` returned. Raises KeyError or ValueError for tensors of
         another model.
         """
-        mine = {
-            key.removeprefix("policy."): value
-            for key, value in tensors.items()
-            if key.startswith("policy.")
-        }
-        critic = {
-            key.removeprefix("critic."): value
-            for key, value in tensors.items()
-            if key.startswith("critic.")
-        }
         if self.critic is not None:
-            self.critic_optimizer.load_state_dict(
-                self.critic_optimizer.state_dict() | {"state": nested(critic)}
-            )
-        self.optimizer.load(mine)
+            critic = nested(part_of(tensors, "critic."))
+            state = self.critic_optimizer.state_dict() | {"state": critic}
+            self.critic_optimizer.load_state_dict(state)
+        self.optimizer.load(part_of(tensors, "policy."))
         self.pace = float(tensors["pace"])
 
     @override
@@ -681,28 +707,31 @@ class LocalLearner(PolicyLearner):
         if not may_stop:
             self.as_trees = self._pays_as_trees(minibatch)
         parts = sorted(minibatch, key=lambda unit: unit.tokens if self.as_trees else -unit.size)
-        numbers = [row for unit in minibatch for row in unit.rows]
+        numbers = [number for unit in minibatch for number in unit.rows]
         here = [samples[number] for number in numbers]
+
         # 2. Gradients of all processes; again in smaller micro-batches where memory ran out
         while True:
             if self._changes is not None:  # a step that ran out of memory is made again
                 self._changes = []
             self.optimizer.zero_grad()
             self.critic_optimizer.zero_grad(set_to_none=True)
-            figures = self._accumulate(samples, self._micro_batches(parts), numbers)
-            everyone = self.processes.gather(figures)
-            if all(theirs is not None for theirs in everyone):
+            figures_here = self._accumulate(samples, self._micro_batches(parts), numbers)
+            everywhere = self.processes.gather(figures_here)
+            if all(figures is not None for figures in everywhere):
                 break
             self._halve(max(unit.size for unit in parts))
-        # 3. Figures, and whether the step is made
+
+        # 3. Figures of all processes, and whether the step is made
         if self._changes is not None:
             self._compare(self._changes)
             self._changes = None
-        merged = {name: sum(theirs[name] for theirs in everyone) for name in everyone[0]}
-        merged["ratio_deviation"] = max(theirs["ratio_deviation"] for theirs in everyone)
+        merged = {name: sum(figures[name] for figures in everywhere) for name in everywhere[0]}
+        merged["ratio_deviation"] = max(figures["ratio_deviation"] for figures in everywhere)
         check_finite(merged, here)
         if may_stop and self._has_moved_too_far(merged["kl"]):
             return None
+
         # 4. The step, of the policy and of the critic
         self.optimizer.schedule(self.schedule_rate * self.pace)
         merged["gradient_norm"] = self.optimizer.step()
@@ -710,9 +739,8 @@ class LocalLearner(PolicyLearner):
         if self.critic is not None:
             self.processes.add_gradients(self.critic_weights)
             self.critic_optimizer.step()
-        if not all(
-            self.processes.gather(all_finite([*self.optimizer.parts(), *self.critic_weights]))
-        ):
+        is_finite = all_finite([*self.optimizer.parts(), *self.critic_weights])
+        if not all(self.processes.gather(is_finite)):
             raise DivergedError("the update diverged (a weight became NaN or infinite)", here)
         return merged
 
@@ -722,16 +750,21 @@ class LocalLearner(PolicyLearner):
         If the policy is sharded, all processes must make equally many passes: one with fewer adds
         some of weight 0.
         """
-        # Trees need neighbours that begin alike, others rows of similar lengths
-        rank, count = self.processes.rank, self.processes.count
-        if self.as_trees:  # neighbours begin alike, so each process has a block of them
+        rank = self.processes.rank
+        count = self.processes.count
+
+        # 1. Trees need neighbours that begin alike, so each process has a block of them
+        if self.as_trees:
             block = parts[rank * len(parts) // count : (rank + 1) * len(parts) // count]
             return [(micro, 1.0) for micro in packed_as_trees(block, self.max_tokens)]
-        mine = [(micro, 1.0) for micro in packed(parts[rank::count], self.max_tokens)]
+
+        # 2. Otherwise the processes have rows of similar lengths
+        micros = [(micro, 1.0) for micro in packed(parts[rank::count], self.max_tokens)]
         if self.processes.sharded:
             most = max(len(packed(parts[other::count], self.max_tokens)) for other in range(count))
-            mine += [(list(parts[:1]), 0.0)] * (most - len(mine))
-        return mine
+            filler = (list(parts[:1]), 0.0)
+            micros += [filler] * (most - len(micros))
+        return micros
 
     def _accumulate(
         self,
@@ -739,27 +772,38 @@ class LocalLearner(PolicyLearner):
         micros: Sequence[tuple[list[Unit], float]],
         numbers: Sequence[int],
     ) -> dict[str, float] | None:
-        """Accumulate the gradients of `micros`, which make up the minibatch of samples `numbers`;
-        None if memory ran out.
+        """Accumulate the gradients of `micros`. Returns figures, or None if memory ran out.
+
+        micros: this process's micro-batches, with their weights. numbers: of the samples in the
+        minibatch of all processes.
         """
-        token_weights = self._token_weights(
-            {
-                number: 0 if samples[number].only_distilled else sum(samples[number].loss_mask)
-                for number in numbers
-            }
-        )
-        commented_weights = self._token_weights(
-            {number: len(_commented(samples[number])) for number in numbers}
-        )
-        fresh = sum(
-            sum(samples[number].loss_mask) for number in numbers if not samples[number].replayed
-        )
-        figures = dict.fromkeys(("loss", "entropy", "kl", "ratio_deviation"), 0.0)
-        figures |= {"value_loss": 0.0} if self.critic is not None else {}
-        figures |= {"kl_to_start": 0.0} if self.reference is not None else {}
-        figures |= {"masked": 0.0} if self.settings.mask != "none" else {}
-        figures |= {"divergence": 0.0} if self.teacher is not None else {}
-        # 2. Micro-batch by micro-batch: score, loss, gradients
+        # 1. The weights of tokens in the losses
+        token_counts = {}
+        comment_counts = {}
+        fresh_tokens = 0
+        for number in numbers:
+            sample = samples[number]
+            count = sum(sample.loss_mask)
+            token_counts[number] = 0 if sample.only_distilled else count
+            comment_counts[number] = len(_commented(sample))
+            if not sample.replayed:
+                fresh_tokens += count
+        token_weights = self._token_weights(token_counts)
+        comment_weights = self._token_weights(comment_counts)
+
+        # 2. The figures
+        names = ["loss", "entropy", "kl", "ratio_deviation"]
+        if self.critic is not None:
+            names.append("value_loss")
+        if self.reference is not None:
+            names.append("kl_to_start")
+        if self.settings.mask != "none":
+            names.append("masked")
+        if self.teacher is not None:
+            names.append("divergence")
+        figures = dict.fromkeys(names, 0.0)
+
+        # 3. Micro-batch by micro-batch: score, loss, gradients
         try:
             for micro, weight in micros:
                 scored = self._score(self.scorer, samples, micro)
@@ -768,21 +812,23 @@ class LocalLearner(PolicyLearner):
                     with torch.no_grad(), self.reference.model() as start:
                         scorer = self.scorer if start is self.player.model else start
                         reference_N = self._score(scorer, samples, micro).logprob_N
-                loss, micro_figures = self._loss(samples, scored, reference_N, token_weights, fresh)
+                loss, micro_figures = self._loss(
+                    samples, scored, reference_N, token_weights, fresh_tokens
+                )
                 if self.teacher is not None:
-                    distance = self._divergence(self.teacher, samples, scored, commented_weights)
+                    distance = self._divergence(self.teacher, samples, scored, comment_weights)
                     loss = loss + self.settings.distill * distance
                     micro_figures["divergence"] = float(distance.detach())
                 (loss * weight * self.optimizer.loss_scale).backward()
                 deviation = max(figures["ratio_deviation"], micro_figures["ratio_deviation"])
-                figures = {
-                    name: value + weight * micro_figures.get(name, 0.0)
-                    for name, value in figures.items()
-                }
+                for name in names:
+                    figures[name] += weight * micro_figures.get(name, 0.0)
                 figures["ratio_deviation"] = deviation
             for parameter in self.critic_weights:
                 if parameter.grad is not None:
                     parameter.grad /= self.optimizer.loss_scale
+
+        # 4. Out of memory
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
@@ -806,38 +852,45 @@ class LocalLearner(PolicyLearner):
         token_weights: that of a token that has a comment, in each row. The teacher scores the
         tokens that the policy wrote, after the prompts with comments.
         """
-        places = list(zip(scored.row_N, scored.place_N, strict=True))
+        # 1. The trained tokens that have a comment: their indices, weights and decisions
         commented = {row: set(_commented(samples[row])) for row in dict.fromkeys(scored.row_N)}
-        index = [number for number, (row, place) in enumerate(places) if place in commented[row]]
+        index: list[int] = []
+        weights: list[float] = []
+        decisions: dict[tuple[int, int], None] = {}
+        places = zip(scored.row_N, scored.place_N, strict=True)
+        for number, (row, place) in enumerate(places):
+            if place in commented[row]:
+                index.append(number)
+                weights.append(token_weights[row])
+                decisions[row, samples[row].decisions[place]] = None
         if not index:
             return scored.logprob_N.sum() * 0.0
-        decisions = dict.fromkeys((places[number][0], samples[places[number][0]].decisions[places[number][1]])
-                                  for number in index)  # fmt: skip
+
+        # 2. The teacher's log-probabilities of the same tokens, by row and place
         rows = [commented_row(samples[row], decision) for row, decision in decisions]
-        split = packed_as_trees if self.as_trees else packed
+        pack = packed_as_trees if self.as_trees else packed
         teacher_logprobs: dict[tuple[int, int], torch.Tensor] = {}
         with torch.no_grad(), teacher.model() as model:
-            for micro in split(
-                units(rows, reads_branches(model), self._separately), self.max_tokens
-            ):
+            parts = units(rows, reads_branches(model), self._separately)
+            for micro in pack(parts, self.max_tokens):
                 part = self._score(model, rows, micro)
-                teacher_logprobs |= zip(
-                    zip(part.row_N, part.place_N, strict=True), part.logprobs_NK, strict=True
-                )
+                keys = zip(part.row_N, part.place_N, strict=True)
+                teacher_logprobs |= zip(keys, part.logprobs_NK, strict=True)
+
+        # 3. The same in the order of `index`, which is that of rows and places, padded to K
         width = scored.logprobs_NK.shape[1]
-        teacher_NK = torch.stack(
-            [
-                torch.nn.functional.pad(
-                    teacher_logprobs[key], (0, width - len(teacher_logprobs[key])), value=-math.inf
-                )
-                for key in sorted(teacher_logprobs)  # by row and place, as those of `index` are
-            ]
-        )
-        apart_N = losses.divergence(scored.logprobs_NK[index], teacher_NK, self.settings.divergence)
-        weight_N = torch.tensor(
-            [token_weights[places[number][0]] for number in index], device=apart_N.device
-        )
-        return (apart_N * weight_N).sum()
+        teacher_rows = []
+        for key in sorted(teacher_logprobs):
+            logprobs_K = teacher_logprobs[key]
+            padding = (0, width - len(logprobs_K))
+            teacher_rows.append(torch.nn.functional.pad(logprobs_K, padding, value=-math.inf))
+        teacher_NK = torch.stack(teacher_rows)
+
+        # 4. The weighted mean
+        student_NK = scored.logprobs_NK[index]
+        divergence_N = losses.divergence(student_NK, teacher_NK, self.settings.divergence)
+        weight_N = torch.tensor(weights, device=divergence_N.device)
+        return (divergence_N * weight_N).sum()
 
     def _score(
         self,
@@ -845,6 +898,7 @@ class LocalLearner(PolicyLearner):
         samples: Sequence[Sample],
         micro: Sequence[Unit],
     ) -> Scored:
+        """The scores of a micro-batch under `model`; see `microbatch.score`."""
         return score(
             model,
             samples,
@@ -857,8 +911,10 @@ class LocalLearner(PolicyLearner):
         )
 
     def _halve(self, widest: int) -> None:
-        """Halve the micro-batches from now on. widest: tokens of the largest unit, which cannot be
-        split.
+        """Halve the micro-batches from now on.
+
+        widest: tokens of the largest unit, which cannot be split. Raises ReflectkitError if it has
+        a micro-batch of its own already.
         """
         if self.max_tokens <= widest:
             raise ReflectkitError(
@@ -869,7 +925,8 @@ class LocalLearner(PolicyLearner):
         # Give back what the failed pass held
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        before, self.max_tokens = self.max_tokens, max(widest, self.max_tokens // 2)
+        before = self.max_tokens
+        self.max_tokens = max(widest, before // 2)
         self.notify(
             f"out of memory: repeating the update with micro-batches of {self.max_tokens} tokens"
             f" instead of {before} (--max-tokens-per-batch)"
@@ -878,20 +935,23 @@ class LocalLearner(PolicyLearner):
 
 def part_of(state: Mapping[str, Value], prefix: str) -> dict[str, Value]:
     """The entries whose names begin with `prefix`, without it."""
-    return {
-        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
-    }
+    part = {}
+    for name, value in state.items():
+        if name.startswith(prefix):
+            part[name.removeprefix(prefix)] = value
+    return part
 
 
 def _returns(samples: Sequence[Sample]) -> list[float]:
     """The returns of all trained tokens that the current policy wrote."""
-    fresh = [sample for sample in samples if not sample.replayed]
-    return [
-        value
-        for sample in fresh
-        for value, is_trained in zip(sample.returns, sample.loss_mask, strict=True)
-        if is_trained
-    ]
+    returns = []
+    for sample in samples:
+        if sample.replayed:
+            continue
+        for value, is_trained in zip(sample.returns, sample.loss_mask, strict=True):
+            if is_trained:
+                returns.append(value)
+    return returns
 
 
 def check_finite(figures: Mapping[str, float], samples: Sequence[Sample]) -> None:
@@ -905,11 +965,11 @@ def _commented(sample: Sample) -> list[int]:
     """Positions of the trained tokens whose decision has a prompt with a comment."""
     if not sample.commented:
         return []
-    return [
-        place
-        for place, number in enumerate(sample.decisions)
-        if number >= 0 and sample.commented[number]
-    ]
+    places = []
+    for place, decision in enumerate(sample.decisions):
+        if decision >= 0 and sample.commented[decision]:
+            places.append(place)
+    return places
 
 
 def _decisions(

@@ -234,8 +234,10 @@ def _readable_rows(error: DivergedError, trainer: Trainer) -> Iterator[dict[str,
     """The rows with their text; NaN and infinity become text, since JSON does not have them."""
     for sample in error.samples:
         row = to_json(sample) | {"text": trainer.agent.policy.tokenizer.decode(sample.tokens)}
-        yield {name: [_json_number(value) for value in column] if isinstance(column, list) else column
-               for name, column in row.items()}  # fmt: skip
+        for name, column in row.items():
+            if isinstance(column, list):
+                row[name] = [_json_number(value) for value in column]
+        yield row
 
 
 def _json_number(value: Any) -> Any:
@@ -512,9 +514,10 @@ class Calibration(Callback):
 
     @override
     def end(self, fit: Fit) -> None:
-        """Add the temperature to the report, with the log scores at 1 and at it, in nats; nothing
-        if nothing was decided. Problems are played greedily, so the actions do not depend on the
-        temperature.
+        """Add the temperature to the report, with the log scores at 1 and at it, in nats.
+
+        Nothing is added if nothing was decided. Problems are played greedily, so the actions do not
+        depend on the temperature.
         """
         run, trainer = fit.run, fit.trainer
         level = run.problems.held_out or run.problems.validation
@@ -529,21 +532,22 @@ class Calibration(Callback):
             checkpoint.restore(place, trainer)
 
         # 2. Its decisions, and what would be right there
-        trajectories = trainer.play_greedily(
-            replace(level, make=lambda: Advised(level.make())), show=True
-        )
-        rows = [
-            (turn.decision.probabilities, best)
-            for trajectory in trajectories
-            for turn in trajectory.turns
-            if len(turn.observation.choices) > 1 and (best := best_choices(turn.info))
-        ]
+        level_with_advice = replace(level, make=lambda: Advised(level.make()))
+        rows = []
+        for trajectory in trainer.play_greedily(level_with_advice, show=True):
+            for turn in trajectory.turns:
+                best = best_choices(turn.info)
+                if best and len(turn.observation.choices) > 1:
+                    rows.append((turn.decision.probabilities, best))
         if not rows:
             return
 
         # 3. The temperature
         temperature = fit_temperature(rows)
-        before, after = (fmean(log_scores(rows, value)) for value in (1.0, temperature))
+        before = fmean(log_scores(rows, 1.0))
+        after = fmean(log_scores(rows, temperature))
+
+        # 4. The checkpoint again, with it
         facts = model_facts(place) | {CALIBRATION: temperature}
         checkpoint.save(
             fit.folder, trainer, run.settings, facts, run.config.checkpoints.keep_checkpoints

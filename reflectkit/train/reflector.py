@@ -107,25 +107,33 @@ class _Replay:
         number: int,
         temperature: float,
     ) -> None:
-        self.agent, self.number, self.temperature = agent, number, temperature
+        self.agent = agent
+        self.number = number
+        self.temperature = temperature
         self.comments: dict[int, Comment] = {}
         self.read: dict[int, bool | None] = {}
-        self._places = {
-            derive(branch.episode.seed, "turn", turn): (branch, turn)
-            for branch in branches
-            for turn in range(branch.turn + 1)
-        }
+        self._places: dict[int, tuple[Branch, int]] = {}
+        """The branch and the turn, by the seed of the turn."""
+        for branch in branches:
+            for turn in range(branch.turn + 1):
+                seed = derive(branch.episode.seed, "turn", turn)
+                self._places[seed] = (branch, turn)
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The recorded decision, or a new one."""
+        # 1. After the branch's state, the agent plays
         if context.seed not in self._places:
             return await self.agent.decide(observation, context)
+
+        # 2. Up to it, the recorded decisions
         branch, turn = self._places[context.seed]
         recorded = branch.trajectory.turns[turn]
         if observation != recorded.observation:
             return Decision(0, truncation_reason=UNLIKE)
         if turn < branch.turn:
             return recorded.decision
+
+        # 3. There, a new comment
         assert self.agent.reflector is not None
         seed = derive(context.seed, "comment to compare", self.number)
         comment = await self.agent.reflector.sampled(observation, self.temperature, seed)
@@ -139,7 +147,9 @@ class _Replay:
 def _confirmed(env: Env, comment: str | None) -> bool | None:
     """Whether `env` confirms `comment` on its state; None if it cannot tell, or there is none."""
     teacher = env.teacher()
-    return teacher.confirms(comment) if comment is not None and teacher.has("confirms") else None
+    if comment is None or not teacher.has("confirms"):
+        return None
+    return teacher.confirms(comment)
 
 
 def _return_from(
@@ -151,12 +161,10 @@ def _return_from(
     rewards = [later.reward for later in trajectory.turns[turn:]]
     # The truncation penalty is part of the last turn's reward, or the episode's own before the
     # first
-    if not rewards:
-        rewards = [
-            trajectory.turns[-1].info.get("truncation_penalty", 0.0)
-            if trajectory.turns
-            else trajectory.truncation_penalty
-        ]
+    if not rewards and trajectory.turns:
+        rewards = [trajectory.turns[-1].info.get("truncation_penalty", 0.0)]
+    elif not rewards:
+        rewards = [trajectory.truncation_penalty]
     return sum(gamma**step * reward for step, reward in enumerate(rewards))
 
 
@@ -187,34 +195,36 @@ class ReflectorTrainer:
         rate: the schedule's factor for the learning rate, 0 … 1. Raises DivergedError, see
         `Learner.update`.
         """
-        # 1. Long comments cost reward
-        every = [comment for comments in compared for comment in comments]
+        # 1. Rewards, less the cost of long comments
         cost = self.config.length_cost
-        charged = [
-            [
-                replace(comment, reward=comment.reward - cost * len(comment.token_ids))
-                for comment in comments
-            ]
-            for comments in compared
-        ]
+        charged = []
+        for comments in compared:
+            row = []
+            for comment in comments:
+                reward = comment.reward - cost * len(comment.token_ids)
+                row.append(replace(comment, reward=reward))
+            charged.append(row)
+        rewards = [[comment.reward for comment in row] for row in charged]
+
         # 2. Advantages among the comments on one state, and an update
-        rewards = [[comment.reward for comment in comments] for comments in charged]
         samples = rows(charged, advantages(rewards, self.normalize))
-        figures = (
-            self.learner.update(samples, chance, rate).figures if self.config.learning_rate else {}
-        )
+        figures: dict[str, float] = {}
+        if self.config.learning_rate:
+            figures = self.learner.update(samples, chance, rate).figures
+
         # 3. Figures
+        every = [comment for comments in compared for comment in comments]
+        count = max(1, len(every))
         alike = sum(max(row) - min(row) <= SPREAD for row in rewards)
-        return {f"reflector_{name}": figures[name] for name in FIGURES if name in figures} | {
+        tokens_read = sum(len(sample.tokens) for sample in samples) if figures else 0
+        ours = {f"reflector_{name}": figures[name] for name in FIGURES if name in figures}
+        return ours | {
             "reflector_states": len(rewards),
             "reflector_rows": len(samples),
-            "reflector_reward": sum(comment.reward for comment in every) / max(1, len(every)),
-            "reflector_tokens": sum(len(comment.token_ids) for comment in every)
-            / max(1, len(every)),
+            "reflector_reward": sum(comment.reward for comment in every) / count,
+            "reflector_tokens": sum(len(comment.token_ids) for comment in every) / count,
             "states_without_spread": alike / max(1, len(rewards)),
-            "reflector_turn_tokens": sum(len(sample.tokens) for sample in samples)
-            if figures
-            else 0,
+            "reflector_turn_tokens": tokens_read,
         }
 
 
@@ -227,19 +237,21 @@ def advantages(rewards: Sequence[Sequence[float]], normalize: bool) -> list[list
     >>> advantages([[3.0, 0.0, 0.0], [1.0, 1.0, 1.0]], normalize=False)
     [[3.0, -1.5, -1.5], [0.0, 0.0, 0.0]]
     """
-    result = [
-        [
-            difference
-            for (difference,) in leave_one_out([[reward] for reward in row], [0] * len(row))
-        ]
-        for row in rewards
-    ]
+    # 1. The comments on a state are a group of episodes of one step
+    result = []
+    for row in rewards:
+        steps = leave_one_out([[reward] for reward in row], [0] * len(row))
+        result.append([value for (value,) in steps])
     if not normalize:
         return result
-    spread = deviation(
-        [value for row in result if any(abs(value) > SPREAD for value in row) for value in row]
-    )
-    return [[value / spread for value in row] for row in result]
+
+    # 2. Their standard deviation
+    values = []
+    for row in result:
+        if any(abs(value) > SPREAD for value in row):
+            values += row
+    divisor = deviation(values)
+    return [[value / divisor for value in row] for row in result]
 
 
 def rows(
@@ -250,9 +262,8 @@ def rows(
     """
     samples = []
     for place, (comments, row) in enumerate(zip(compared, advantages, strict=True)):
-        if not all(comment.token_ids for comment in comments) or all(
-            abs(value) <= SPREAD for value in row
-        ):
+        are_alike = all(abs(value) <= SPREAD for value in row)
+        if are_alike or not all(comment.token_ids for comment in comments):
             continue
         for comment, advantage in zip(comments, row, strict=True):
             builder = RowBuilder(())
@@ -267,14 +278,18 @@ def visited(
     count: int,
     chance: random.Random,
 ) -> list[Branch]:
-    """A turn of each of at most `count` of the episodes, drawn evenly; `played` all have turns.
-    episodes: the episodes by their seeds.
+    """A turn of each of at most `count` of the `trajectories`, drawn evenly; all have turns.
+
+    episodes: by their seeds.
     """
-    states = chance.sample(list(trajectories), min(count, len(trajectories)))
-    return [Branch(episodes[each.seed], each, chance.randrange(len(each.turns))) for each in states]
+    branches = []
+    for trajectory in chance.sample(list(trajectories), min(count, len(trajectories))):
+        turn = chance.randrange(len(trajectory.turns))
+        branches.append(Branch(episodes[trajectory.seed], trajectory, turn))
+    return branches
 
 
 def share_true(marks: Sequence[bool | None]) -> float | None:
-    """The share of True among what is not None; None if there is nothing else."""
-    branches = [mark for mark in marks if mark is not None]
-    return sum(branches) / len(branches) if branches else None
+    """The share of True among the marks that are not None; None if there are none."""
+    known_marks = [mark for mark in marks if mark is not None]
+    return sum(known_marks) / len(known_marks) if known_marks else None

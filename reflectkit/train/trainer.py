@@ -359,21 +359,21 @@ class Trainer:
         """Group `number` of all updates, at the curriculum's present level: the episodes of one
         problem, which start from one state if there are several.
         """
-        config, level = self.config, self.config.levels[self.curriculum.level]
+        # 1. The problem; the problems of an update are drawn once
+        config = self.config
+        level = config.levels[self.curriculum.level]
         step, place = divmod(number, config.groups)
         if self._drawn[:2] != (level, step):
             self._drawn = level, step, draw(level, step, config.groups, config.seed)
-        episodes = [
-            Episode(
-                self._drawn[2][place],
-                derive(config.seed, "rollout", step, place * config.algo.repeats + repeat),
-                group=f"{step}/{place}",
-                start=derive(config.seed, "start", step, place)
-                if config.algo.repeats > 1
-                else None,
-            )
-            for repeat in range(config.algo.repeats)
-        ]
+        problem = self._drawn[2][place]
+
+        # 2. Its episodes
+        repeats = config.algo.repeats
+        start = derive(config.seed, "start", step, place) if repeats > 1 else None
+        episodes = []
+        for repeat in range(repeats):
+            seed = derive(config.seed, "rollout", step, place * repeats + repeat)
+            episodes.append(Episode(problem, seed, group=f"{step}/{place}", start=start))
         return Group(episodes, level.make)
 
     def _play(self, level: Level) -> list[Trajectory]:
@@ -390,7 +390,9 @@ class Trainer:
 
     def _play_ahead(self) -> tuple[list[Trajectory], dict[str, float]]:
         """Episodes that were played ahead of this update, and figures of how stale they are."""
-        config, limits = self.config, self.config.staleness
+        # 1. The episodes
+        config = self.config
+        limits = config.staleness
         if self.rollouts is None:
             self.rollouts = AsyncRollouts(
                 self._group,
@@ -405,15 +407,19 @@ class Trainer:
         trajectories = self.rollouts.take(self.step)
         for trajectory in trajectories:
             self._tool_errors.see(trajectory)
-        versions = [
-            turn.decision.version for trajectory in trajectories for turn in trajectory.turns
-        ]
-        ages = [self.step - version for version in versions if version is not None]
-        return self.learner.valued(trajectories), {
+
+        # 2. How many updates ago the weights were made that sampled each decision
+        ages = []
+        for trajectory in trajectories:
+            for turn in trajectory.turns:
+                if turn.decision.version is not None:
+                    ages.append(self.step - turn.decision.version)
+        figures = {
             "staleness": statistics.fmean(ages) if ages else 0.0,
             "staleness_max": max(ages, default=0),
             "groups_ahead": self.rollouts.waiting,
         }
+        return self.learner.valued(trajectories), figures
 
     def _play_all(
         self,
@@ -483,26 +489,31 @@ class Trainer:
         # 1. The critic's values; those of replayed episodes are computed anew
         values: list[list[float]] | None = None
         if self.learner.has_critic:
-            values = [
-                [turn.decision.value or 0.0 for turn in trajectory.turns] for trajectory in fresh
-            ]
+            values = []
+            for trajectory in fresh:
+                values.append([turn.decision.value or 0.0 for turn in trajectory.turns])
             prompts = [turn.decision.prompt_ids for trajectory in old for turn in trajectory.turns]
-            current = iter(self.learner.values(prompts))
-            values += [[next(current) for _ in trajectory.turns] for trajectory in old]
+            old_values = iter(self.learner.values(prompts))
+            for trajectory in old:
+                values.append([next(old_values) for _ in trajectory.turns])
 
         # 2. Advantages, over the whole batch
         estimates = self.config.algo.estimate(fresh, old, values or [])
         weight = self.novelty.weight_at(self.step, self.config.planned_steps(self.step))
         estimates = self.novelty.added_to(estimates, fresh, weight)
 
-        # 3. Rows of the episodes that teach something, by reward or by a comment
+        # 3. The labels of all choices
         trajectories = [*fresh, *old]
+        labels_of: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
+        for trajectory in trajectories:
+            for turn in trajectory.turns:
+                choices = turn.observation.choices
+                if choices and choices not in labels_of:
+                    labels_of[choices] = self.agent.labels(choices)
+
+        # 4. Rows of the episodes that teach something, by reward or by a comment
         distill = self.config.distill
         solved = {trajectory.group for trajectory in fresh if trajectory.success}
-        choice_sets = {
-            turn.observation.choices for trajectory in trajectories for turn in trajectory.turns
-        } - {()}
-        labels_of = {choices: self.agent.labels(choices) for choices in choice_sets}
         samples: list[Sample] = []
         for number, trajectory in enumerate(trajectories):
             is_hard = distill.comments_on == "all" or trajectory.group not in solved
@@ -561,12 +572,13 @@ class Trainer:
         reflector.forget()
         self.learner.forget()
         self._published = None
+
+        # 3. Figures
+        marks = [comment.true for row in comments for comment in row]
         return figures | {
             "states_left_out": len(branches) - len(compared),
             "comments_true": share_true([state.read for state in compared]),
-            "sampled_comments_true": share_true(
-                [comment.true for row in comments for comment in row]
-            ),
+            "sampled_comments_true": share_true(marks),
             "reflector_turn_tokens": read + figures["reflector_turn_tokens"],
         }
 
@@ -585,26 +597,27 @@ class Trainer:
 
 
 def _hints(trajectories: Iterable[Trajectory]) -> tuple[list[Decision], list[Decision]]:
-    """The decisions of `played` with a comment to distill; and those of them whose comment was
-    empty, unusable, or too long for the policy's context.
+    """(hints, skipped): the decisions with a comment to distill; and those of them whose comment
+    was empty, unusable, or too long for the policy's context.
     """
-    hints = [
-        turn.decision
-        for trajectory in trajectories
-        for turn in trajectory.turns
-        if turn.decision.hint is not None
-    ]
-    return hints, [decision for decision in hints if not decision.hint_prompt_ids]
+    hints = []
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            if turn.decision.hint is not None:
+                hints.append(turn.decision)
+    skipped = [decision for decision in hints if not decision.hint_prompt_ids]
+    return hints, skipped
 
 
 def _comments(trajectories: Sequence[Trajectory], samples: Sequence[Sample]) -> dict[str, int]:
     """How many decisions of `samples` have a comment to learn from, and how many comments of
-    `played` were skipped.
+    `trajectories` were skipped.
     """
-    return {
-        "commented_decisions": sum(sum(map(bool, sample.commented)) for sample in samples),
-        "comments_skipped": len(_hints(trajectories)[1]),
-    }
+    commented_decisions = 0
+    for sample in samples:
+        commented_decisions += sum(map(bool, sample.commented))
+    _, skipped = _hints(trajectories)
+    return {"commented_decisions": commented_decisions, "comments_skipped": len(skipped)}
 
 
 OUR_FIGURES = frozenset({
@@ -628,15 +641,21 @@ def env_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     An episode's figure is the mean over the turns that report it. ABORTED episodes are omitted, and
     episodes cut off before they reported a figure count 0.
     """
-    by_episode = [
-        trajectory.figures for trajectory in trajectories if trajectory.status is not Status.ABORTED
-    ]
-    means = {
-        f"env_{name}"
-        if name in OUR_FIGURES or name.startswith(PREFIXES)
-        else name: statistics.fmean(episode.get(name, 0.0) for episode in by_episode)
-        for name in dict.fromkeys(name for episode in by_episode for name in episode)
-    }
+    # 1. The figures of each episode, and their names in the order of first occurrence
+    by_episode = []
+    for trajectory in trajectories:
+        if trajectory.status is not Status.ABORTED:
+            by_episode.append(trajectory.figures)
+    names: dict[str, None] = {}
+    for episode in by_episode:
+        names |= dict.fromkeys(episode)
+
+    # 2. Their means
+    means: dict[str, Any] = {}
+    for name in names:
+        is_ours = name in OUR_FIGURES or name.startswith(PREFIXES)
+        key = f"env_{name}" if is_ours else name
+        means[key] = statistics.fmean(episode.get(name, 0.0) for episode in by_episode)
     return means | {NAMED: list(means)} if means else {}
 
 
@@ -644,17 +663,17 @@ def summary(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Means of success, where the env reports it, return and steps over episodes that were not
     ABORTED, the standard deviation of the return, and the share that were ABORTED.
     """
-    finished = [
+    complete = [
         trajectory for trajectory in trajectories if trajectory.status is not Status.ABORTED
     ]
-    share = max(1, len(finished))
-    returns = [trajectory.total_return for trajectory in finished]
+    count = max(1, len(complete))
+    returns = [trajectory.total_return for trajectory in complete]
     success = {}
-    if reports_success((trajectory.status, trajectory.reported_success) for trajectory in finished):
-        success = {"success_rate": sum(trajectory.success for trajectory in finished) / share}
+    if reports_success((trajectory.status, trajectory.reported_success) for trajectory in complete):
+        success["success_rate"] = sum(trajectory.success for trajectory in complete) / count
     return success | {
-        "return": sum(returns) / share,
+        "return": sum(returns) / count,
         "return_std": statistics.pstdev(returns) if returns else 0.0,
-        "episode_steps": sum(len(trajectory.turns) for trajectory in finished) / share,
-        "aborted": 1 - len(finished) / max(1, len(trajectories)),
+        "episode_steps": sum(len(trajectory.turns) for trajectory in complete) / count,
+        "aborted": 1 - len(complete) / max(1, len(trajectories)),
     }
