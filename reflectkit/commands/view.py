@@ -16,7 +16,7 @@ from reflectkit.console import Bar, Progress, Report
 from reflectkit.data.episodes import Played, read_episodes
 from reflectkit.errors import DataError
 from reflectkit.evals.view import Source, inspect_log, write_page
-from reflectkit.files import visible_files
+from reflectkit.files import missing, visible_files
 from reflectkit.jsonl import read_json, replacing
 from reflectkit.runs.run import RunConfig
 from reflectkit.text import distinct_names
@@ -130,6 +130,10 @@ def episode_files(paths: Sequence[Path]) -> list[Path]:
     """
     by_place: dict[Path, Path] = {}
     for path in paths:
+        if not path.exists():
+            raise missing(path)
+        if path.is_file() and path.suffix != ".jsonl":
+            raise DataError(path, f"is no file of episodes; name a run, or its {EPISODES}")
         # A file may be given directly, or be in a folder
         files = (
             [file for file in visible_files(path) if file.name == EPISODES]

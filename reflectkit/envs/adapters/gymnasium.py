@@ -119,6 +119,10 @@ def env_of(name: str) -> type[Env]:
         if name in gymnasium.registry:
             raise ConfigError(f"gymnasium:{name}: {' '.join(str(error).split())}") from None
         hint = "(your own: FILE.py:CLASS, or gymnasium:FILE.py:ID)"
+        if not name:
+            raise ConfigError(
+                f"--env gymnasium: names no game; write e.g. gymnasium:FrozenLake-v1 {hint}"
+            ) from None
         raise unknown_name("environment of gymnasium", name, gymnasium.registry, hint) from None
 
     def make(**settings: Any) -> Any:
