@@ -6,7 +6,7 @@ import hashlib
 import keyword
 import re
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from importlib import resources
 from pathlib import Path
@@ -79,10 +79,11 @@ class Parameter(_Part):
     @property
     def targets(self) -> list[tuple[str, str]]:
         """(step, stage or "defaults", setting) of each setting."""
-        return [
-            (owner, setting)
-            for owner, _, setting in (target.rpartition(".") for target in self.sets)
-        ]
+        pairs = []
+        for target in self.sets:
+            owner, _, setting = target.rpartition(".")
+            pairs.append((owner, setting))
+        return pairs
 
 
 class Recipe(_Part):
@@ -234,27 +235,32 @@ def _parsed(text: str, path: Path) -> Recipe:
         for key in ("name", "stage"):
             if not isinstance(step.get(key), str):
                 raise DataError(path, "expected text", field=f"steps.{index}.{key}")
-        name, stage = step["name"], step["stage"]
+        name = step["name"]
+        stage = step["stage"]
         if stage == "run" or not (stage in STAGES or is_own(stage)):
-            raise unknown_name(
-                f"stage in recipe {path}", stage, [name for name in STAGES if name != "run"]
-            )
+            stages_of_recipes = [name for name in STAGES if name != "run"]
+            raise unknown_name(f"stage in recipe {path}", stage, stages_of_recipes)
         if not NAME.fullmatch(name) or name in RESERVED or name in stages:
             rule = f"use lower-case letters, each name once, and none of {', '.join(RESERVED)}"
             raise DataError(
                 path, f"{name!r} can't name a step; {rule}", field=f"steps.{index}.name"
             )
-        if later := sorted(references(step) - set(stages)):
-            raise unknown_name(f"earlier step in recipe {path}", later[0], stages)
+        not_earlier = references(step) - set(stages)
+        if not_earlier:
+            raise unknown_name(f"earlier step in recipe {path}", min(not_earlier), stages)
         stages[name] = stage
 
     # 3. Names in the defaults and in the variants
-    if unknown := recipe.defaults.keys() - recipe.settings:
+    unknown = recipe.defaults.keys() - recipe.settings
+    if unknown:
         raise unknown_name(
             f"setting in the defaults of recipe {path}", min(unknown), recipe.settings
         )
-    for changed in (recipe.fast, *(ablation.steps for ablation in recipe.ablations.values())):
-        if unknown := changed.keys() - stages.keys():
+    variants = [recipe.fast]
+    variants += [ablation.steps for ablation in recipe.ablations.values()]
+    for variant in variants:
+        unknown = variant.keys() - stages.keys()
+        if unknown:
             raise unknown_name(f"step of recipe {path}", min(unknown), stages)
 
     # 4. Ablations and parameters, which become names and flags
@@ -263,18 +269,16 @@ def _parsed(text: str, path: Path) -> Recipe:
             raise DataError(
                 path, f"{name!r} can't name an ablation; use lower-case letters", field="ablations"
             )
-        if fixed := [step for step in ablation.steps if not traits(stages[step]).makes_arm]:
-            raise DataError(
-                path,
-                f"an ablation changes steps that train, not '{fixed[0]}'",
-                field=f"ablations.{name}",
-            )
+        for step_name in ablation.steps:
+            if not traits(stages[step_name]).makes_arm:
+                raise DataError(
+                    path,
+                    f"an ablation changes steps that train, not '{step_name}'",
+                    field=f"ablations.{name}",
+                )
     for name in recipe.parameters:
-        if (
-            not (name.isidentifier() and name.islower())
-            or keyword.iskeyword(name)
-            or name in OTHER_FLAGS
-        ):
+        is_name = name.isidentifier() and name.islower()
+        if not is_name or keyword.iskeyword(name) or name in OTHER_FLAGS:
             raise DataError(
                 path, f"{name!r} can't name a parameter; choose another", field=f"parameters.{name}"
             )
@@ -289,35 +293,45 @@ def _parsed(text: str, path: Path) -> Recipe:
 
 def references(value: Any) -> set[str]:
     """The step names in braces anywhere in `value`. Raises ConfigError."""
+    names: set[str] = set()
+
+    # 1. A list or a mapping has those of its parts
+    parts: Iterable[Any] = ()
+    if isinstance(value, dict):
+        parts = value.values()
+    elif isinstance(value, list | tuple):
+        parts = value
+    for part in parts:
+        names |= references(part)
+
+    # 2. A text has those in its braces, as Python's format reads them
     if isinstance(value, str):
-        # Braces as Python's format reads them
+        fault = ConfigError(
+            f"recipe: {value!r}: write only a step's name in the braces, without ':' or '!'"
+        )
         try:
-            parsed = [part for part in string.Formatter().parse(value) if part[1] is not None]
+            fields = list(string.Formatter().parse(value))
         except ValueError:
-            parsed = [("", "", ":", None)]
-        if any(form or conversion for _, _, form, conversion in parsed):
-            raise ConfigError(
-                f"recipe: {value!r}: write only a step's name in the braces, without ':' or '!'"
-            )
-        return {str(name) for _, name, _, _ in parsed} - {"data", "results"}
-    parts = (
-        value.values()
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, list | tuple)
-        else ()
-    )
-    return {name for part in parts for name in references(part)}
+            raise fault from None
+        for _, name, form, conversion in fields:
+            if form or conversion:
+                raise fault
+            if name is not None:
+                names.add(name)
+        names -= {"data", "results"}
+    return names
 
 
 def with_copies(steps: Sequence[Step], ablations: Mapping[str, Ablation]) -> Iterator[Step]:
     """`steps`, each followed by its copies `step@ablation`: an ablation copies the steps that it
     changes and those between them and its arm.
     """
-    renamed = [copies(steps, name, ablation) for name, ablation in ablations.items()]
+    new_names = [copies(steps, name, ablation) for name, ablation in ablations.items()]
     for step in steps:
         yield step
-        yield from (step | {"name": new[step["name"]]} for new in renamed if step["name"] in new)
+        for new_name_of in new_names:
+            if step["name"] in new_name_of:
+                yield step | {"name": new_name_of[step["name"]]}
 
 
 def copies(steps: Sequence[Step], name: str, ablation: Ablation) -> dict[str, str]:
@@ -346,16 +360,20 @@ def with_arms(
     entries: Sequence[str], ablations: Mapping[str, Ablation], steps: Sequence[Step]
 ) -> list[str]:
     """`entries` of a list of players, plus an entry for each ablation of one of them."""
-    more = [
-        f"{ablation.arm}={follow(entry.partition('=')[2], copies(steps, name, ablation))}"
-        for name, ablation in ablations.items()
-        for entry in entries
-        if ablation.steps and _is_of(entry, ablation)
-    ]
+    more = []
+    for name, ablation in ablations.items():
+        if not ablation.steps:
+            continue
+        for entry in entries:
+            if _is_of(entry, ablation):
+                player = entry.partition("=")[2]
+                new_player = follow(player, copies(steps, name, ablation))
+                more.append(f"{ablation.arm}={new_player}")
     return [*entries, *more]
 
 
 def _is_of(entry: Any, ablation: Ablation) -> bool:
+    """Whether `entry`, of a list of players, is the arm that the ablation changes."""
     return isinstance(entry, str) and entry.startswith(f"{ablation.of}=")
 
 
@@ -365,7 +383,9 @@ def follow(value: Any, new: Mapping[str, str]) -> Any:
         for old, name in new.items():
             value = value.replace(f"{{{old}}}", f"{{{name}}}")
         return value
-    return [follow(part, new) for part in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [follow(part, new) for part in value]
+    return value
 
 
 def parameter_changes(recipe: Recipe, parameters: Config) -> list[Change]:
@@ -373,11 +393,11 @@ def parameter_changes(recipe: Recipe, parameters: Config) -> list[Change]:
     changes: list[Change] = []
     for name, value in flat(parameters).items():
         if isinstance(value, tuple):
-            value = [part.strip() for text in value for part in text.split(",") if part.strip()]
+            parts = ",".join(value).split(",")
+            value = [part.strip() for part in parts if part.strip()]
         if value not in (None, []):
-            changes += [
-                (owner, setting, value) for owner, setting in recipe.parameters[name].targets
-            ]
+            for owner, setting in recipe.parameters[name].targets:
+                changes.append((owner, setting, value))
     return changes
 
 

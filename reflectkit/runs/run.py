@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
 import re
 import shutil
@@ -109,45 +108,51 @@ class RunConfig(Config):
 
 def _numbered(results_dir: Path) -> list[tuple[int, str, Path]]:
     """(number, stage, folder) of the runs without a name, the newest first."""
-    # Other folders, and files of that name, are none
-    folders = results_dir.iterdir() if results_dir.is_dir() else ()
-    matches = [(NUMBERED.fullmatch(folder.name), folder) for folder in folders]
-    return sorted(
-        ((int(match[1]), match[2], path) for match, path in matches if match and path.is_dir()),
-        reverse=True,
-    )
+    if not results_dir.is_dir():
+        return []
+    runs = []
+    for path in results_dir.iterdir():
+        match = NUMBERED.fullmatch(path.name)
+        if match and path.is_dir():
+            runs.append((int(match[1]), match[2], path))
+    return sorted(runs, reverse=True)
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, by step; none if it is not a folder that can be read."""
-    with contextlib.suppress(OSError, ValueError):  # ValueError: a name with a null byte
-        matches = [(CHECKPOINT.fullmatch(path.name), path) for path in folder.iterdir()]
-        steps = {int(match[1]): path for match, path in matches if match and path.is_dir()}
-        return [steps[step] for step in sorted(steps)]
-    return []
+    path_of: dict[int, Path] = {}
+    try:
+        for path in folder.iterdir():
+            match = CHECKPOINT.fullmatch(path.name)
+            if match and path.is_dir():
+                path_of[int(match[1])] = path
+    except (OSError, ValueError):  # ValueError: a name with a null byte
+        return []
+    return [path_of[step] for step in sorted(path_of)]
 
 
 def runs_of(results_dir: Path, stage: str) -> Iterator[Path]:
-    """The runs of `stage` in `results_dir`: numbered ones, newest first, then named ones; none of
-    other results folders inside it (`results/seed0`).
+    """The runs of `stage` in `results_dir`: numbered ones, newest first, then named ones.
+
+    Runs of other results folders inside it (`results/seed0`) are not among them.
     """
     # 1. Numbered runs
-    yield from (folder for _, name, folder in _numbered(results_dir) if name == stage)
+    for _, run_stage, folder in _numbered(results_dir):
+        if run_stage == stage:
+            yield folder
 
     # 2. Named ones, also in folders of folders; runs have no runs in them
     for place, inside, files in os.walk(results_dir):
         folder = Path(place)
-        if folder == results_dir or "config.json" not in files:
-            inside[:] = sorted(
-                name for name in inside if not name.startswith(".") and not NUMBERED.fullmatch(name)
-            )
+        is_run = folder != results_dir and "config.json" in files
+        if not is_run:
+            visible = [name for name in inside if not name.startswith(".")]
+            inside[:] = sorted(name for name in visible if not NUMBERED.fullmatch(name))
             continue
         inside.clear()
         record = read_record(folder)
-        if (
-            record.get("name") == folder.relative_to(results_dir).as_posix()
-            and record.get("stage") == stage
-        ):
+        name = folder.relative_to(results_dir).as_posix()
+        if record.get("name") == name and record.get("stage") == stage:
             yield folder
 
 
@@ -214,8 +219,10 @@ def new_folder(
                     "stage": identity.stage,
                     "settings": dict(identity.settings),
                     "inputs": dict(identity.inputs),
+                    "name": name,
+                    "seed": run.seed,
+                    **circumstances(),
                 }
-                record |= {"name": name, "seed": run.seed} | circumstances()
                 write_json(folder / "config.json", record | {CHECKSUM: record_checksum(record)})
                 holding.push(attempt.pop_all())
                 return folder
@@ -229,20 +236,20 @@ def new_folder(
 
 
 def _next_number(results_dir: Path, stage: str) -> Path:
-    """The folder after the last that is a run, or that another process is making one; a kill may
-    have left it empty.
+    """The folder after the last one that is a run, or that another process is making a run.
+
+    A folder that a kill left empty is neither.
     """
-    numbers = [
-        number
-        for number, _, folder in _numbered(results_dir)
-        if (folder / "config.json").exists() or is_locked(folder)
-    ]
-    return results_dir / f"{max(numbers, default=0) + 1}_{stage}"
+    last = 0
+    for number, _, folder in _numbered(results_dir):
+        if (folder / "config.json").exists() or is_locked(folder):
+            last = max(last, number)
+    return results_dir / f"{last + 1}_{stage}"
 
 
 def _empty(folder: Path) -> None:
-    """Remove what a replaced run made. Its report goes first, so that after a kill it is an
-    unfinished run.
+    """Remove what a replaced run made. Its report goes first: after a kill it is an unfinished
+    run.
     """
     (folder / "report.json").unlink(missing_ok=True)
     for path in folder.iterdir():
@@ -253,8 +260,9 @@ def _empty(folder: Path) -> None:
 
 
 def _place(run: RunConfig, identity: Identity, again: bool) -> Path:
-    """The folder of a new named run; an existing one will be replaced. Raises ConfigError if that
-    is not allowed.
+    """The folder of a new named run. A run that is there will be replaced.
+
+    Raises ConfigError if that is not allowed.
     """
     # 1. No run is inside of another one
     first = run.results_dir / run.name
@@ -264,14 +272,15 @@ def _place(run: RunConfig, identity: Identity, again: bool) -> Path:
 
     # 2. With --keep the next free place, unless the run is there already
     if run.keep:
-        same = [
-            folder
-            for folder in [first, *_beside(first)]
-            if run.force and identity.fits(intact_record(folder))
-        ]
+        folders = [first, *_beside(first)] if run.force else []
+        same = [folder for folder in folders if identity.fits(intact_record(folder))]
         if not same:
-            others = (first.with_name(f"{first.name}.{number}") for number in itertools.count(2))
-            return next(folder for folder in itertools.chain([first], others) if _is_free(folder))
+            folder = first
+            number = 1
+            while not _is_free(folder):
+                number += 1
+                folder = first.with_name(f"{first.name}.{number}")
+            return folder
         first = same[0]
 
     # 3. The place itself
@@ -289,43 +298,39 @@ def _place(run: RunConfig, identity: Identity, again: bool) -> Path:
             f"--name {run.name}: {first} is a run of {record['stage']}; choose another name"
         )
     if not run.force:
-        conflict = (
-            "already a run"
-            if again
-            else f"a run with other settings or inputs ({identity.difference(record)})"
-        )
+        conflict = "already a run"
+        if not again:
+            conflict = f"a run with other settings or inputs ({identity.difference(record)})"
         fixes = f"use --force to replace it or --keep to make {run.name}.2, or choose another name"
         raise ConfigError(f"--name {run.name}: {first} is {conflict}; {fixes}")
-    if inside := [
-        path for path in identity.inputs if Path(path).resolve().is_relative_to(first.resolve())
-    ]:
-        raise ConfigError(
-            f"--name {run.name}: --force would remove {inside[0]}, which this run reads;"
-            " choose another name"
-        )
+    for path in identity.inputs:
+        if Path(path).resolve().is_relative_to(first.resolve()):
+            raise ConfigError(
+                f"--name {run.name}: --force would remove {path}, which this run reads;"
+                " choose another name"
+            )
     return first
 
 
 def _beside(first: Path) -> list[Path]:
     """The existing folders among NAME.2, NAME.3, …"""
-    numbered = re.compile(re.escape(first.name) + r"\.(\d{1,9})")
-    matches = [
-        (int(match[1]), path)
-        for path in first.parent.glob("*")
-        if (match := numbered.fullmatch(path.name))
-    ]
-    return [path for _, path in sorted(matches)]
+    pattern = re.compile(re.escape(first.name) + r"\.(\d{1,9})")
+    folders = []
+    for path in first.parent.glob("*"):
+        match = pattern.fullmatch(path.name)
+        if match:
+            folders.append((int(match[1]), path))
+    return [path for _, path in sorted(folders)]
 
 
 def _is_free(folder: Path) -> bool:
     """Whether `folder` does not exist, or has only what a kill leaves before there is a
     config.json.
     """
-    if folder.is_dir():
-        return all(
-            path.name == LOCK or path.name.startswith(TEMPORARY_PREFIX) for path in folder.iterdir()
-        )
-    return not folder.exists() and not folder.is_symlink()
+    if not folder.is_dir():
+        return not folder.exists() and not folder.is_symlink()
+    names = [path.name for path in folder.iterdir()]
+    return all(name == LOCK or name.startswith(TEMPORARY_PREFIX) for name in names)
 
 
 def write_permission(folder: Path) -> None:
@@ -346,10 +351,11 @@ RECORDED_PACKAGES = (
     "tokenizers",
     "gymnasium",
 )
-CHECKSUM = "sha256"  # key of the checksum over the other entries of a config.json
-HASHED_WHOLE = 256 * 2**20  # bytes; a larger file is identified by its size and modification time
-
-
+"""The packages whose versions config.json records."""
+CHECKSUM = "sha256"
+"""Key of the checksum over the other entries of a config.json."""
+HASHED_WHOLE = 256 * 2**20
+"""Bytes; a larger file is identified by its size and modification time."""
 STEPS = "max_steps"
 """The limit that is a number of steps."""
 EARLIER = "earlier_max_steps"
@@ -358,28 +364,26 @@ EARLIER = "earlier_max_steps"
 
 @dataclass(frozen=True)
 class Identity:
-    """What identifies a run. inputs: digests by path. limits: names of settings that only say when
-    a run ends, STEPS among them.
-    """
+    """What identifies a run."""
 
     stage: str
     settings: Mapping[str, Any]
     inputs: Mapping[str, str]
+    """Digests by path."""
     limits: Collection[str] = ()
+    """Names of settings that only say when a run ends, STEPS among them."""
 
     def fits(self, record: Mapping[str, Any], *, but_for_limits: bool = False) -> bool:
         """Whether `record`, the config.json of a run, has this identity, perhaps `but_for_limits`."""
         settings = record.get("settings")
         if not isinstance(settings, dict):
             return False
-        recorded, current = dict(settings), dict(self.settings)
+        if record.get("stage") != self.stage or record.get("inputs") != self.inputs:
+            return False
+        settings = dict(settings)
         if but_for_limits:
-            recorded |= {name: current[name] for name in self.limits}
-        return (
-            record.get("stage") == self.stage
-            and record.get("inputs") == self.inputs
-            and recorded == current
-        )
+            settings |= {name: self.settings[name] for name in self.limits}
+        return settings == dict(self.settings)
 
     def extends(self, folder: Path, record: Mapping[str, Any]) -> bool:
         """Whether `record`, of the run in `folder`, has this identity with other limits, and that
@@ -394,23 +398,23 @@ class Identity:
 
     def difference(self, record: Mapping[str, Any]) -> str:
         """The seed, or the first setting, or else input, that differs in `record`."""
-        # 1. Settings, the seed first
-        inputs = record["inputs"]
-        recorded = record["settings"]
-        # Models depend on it
-        for name in sorted({*recorded, *self.settings}, key=lambda name: (name != "seed", name)):
-            if recorded.get(name) != self.settings.get(name):
-                shown_name = name if name.isupper() or name.startswith("$") else flag(name)
-                return (
-                    f"{shown_name} {_shown(recorded.get(name))} there,"
-                    f" {_shown(self.settings.get(name))} here"
-                )
+        # 1. Settings; the seed first, since models depend on it
+        settings = record["settings"]
+        names = {*settings, *self.settings}
+        for name in sorted(names, key=lambda name: (name != "seed", name)):
+            there = settings.get(name)
+            here = self.settings.get(name)
+            if there != here:
+                is_variable = name.isupper() or name.startswith("$")
+                setting = name if is_variable else flag(name)
+                return f"{setting} {_shown(there)} there, {_shown(here)} here"
 
         # 2. Inputs
-        changed = [
-            path for path in {**self.inputs, **inputs} if self.inputs.get(path) != inputs.get(path)
-        ]
-        return f"{changed[0]} was different" if changed else "another process made it just now"
+        inputs = record["inputs"]
+        for path in {**self.inputs, **inputs}:
+            if self.inputs.get(path) != inputs.get(path):
+                return f"{path} was different"
+        return "another process made it just now"
 
 
 def digest(path: Path) -> str:
@@ -420,16 +424,15 @@ def digest(path: Path) -> str:
     """
     try:
         if path.is_dir():
-            text = "\n".join(
-                f"{file.relative_to(path)} {digest(file)}" for file in visible_files(path)
-            )
+            lines = []
+            for file in visible_files(path):
+                lines.append(f"{file.relative_to(path)} {digest(file)}")
+            text = "\n".join(lines)
             return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
         facts = path.stat()
-        return (
-            sha256(path)
-            if facts.st_size <= HASHED_WHOLE
-            else f"{facts.st_size} bytes, {facts.st_mtime_ns} ns"
-        )
+        if facts.st_size > HASHED_WHOLE:
+            return f"{facts.st_size} bytes, {facts.st_mtime_ns} ns"
+        return sha256(path)
     except FileNotFoundError:
         raise missing(path) from None
     except PermissionError as error:
@@ -437,6 +440,7 @@ def digest(path: Path) -> str:
 
 
 def _shown(value: Any) -> str:
+    """A setting's value in at most 61 characters."""
     text = "not set" if value in (None, "", []) else str(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
@@ -450,9 +454,8 @@ def circumstances() -> dict[str, Any]:
     commit = ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-        commit = subprocess.run(
-            command, capture_output=True, text=True, timeout=5, check=True
-        ).stdout.strip()
+        result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+        commit = result.stdout.strip()
     return {"versions": versions, "commit": commit}
 
 
@@ -463,10 +466,8 @@ def intact_record(folder: Path) -> dict[str, Any]:
     if not (folder / "config.json").exists():
         return {}
     record = read_record(folder)
-    if not isinstance(record.get("settings"), dict) or record.get(CHECKSUM) not in (
-        None,
-        record_checksum(record),
-    ):
+    has_settings = isinstance(record.get("settings"), dict)
+    if not has_settings or record.get(CHECKSUM) not in (None, record_checksum(record)):
         fixes = f"restore it to resume that run, or remove {folder}; --force starts a new run"
         raise DataError(
             folder / "config.json", f"is damaged and may belong to this command; {fixes}"
@@ -480,12 +481,12 @@ def read_record(folder: Path) -> dict[str, Any]:
         record = read_json(folder / "config.json")
     except (DataError, NotADirectoryError):
         return {}
-    parts = (
-        [record, record.get("settings", {}), record.get("inputs", {})]
-        if isinstance(record, dict)
-        else [None]
-    )
-    return record if all(isinstance(part, dict) for part in parts) else {}
+    if not isinstance(record, dict):
+        return {}
+    for name in ("settings", "inputs"):
+        if not isinstance(record.get(name, {}), dict):
+            return {}
+    return record
 
 
 def differing_settings(folders: Iterable[Path]) -> list[str]:
@@ -559,9 +560,8 @@ def open_run(
     use_threads(config.run.threads)
 
     # 1. The run, locked for this process
-    identity = Identity(
-        stage, identifying(config), {str(path): digest(path) for path in inputs}, limits
-    )
+    digests = {str(path): digest(path) for path in inputs}
+    identity = Identity(stage, identifying(config), digests, limits)
     while True:
         existing = None if config.run.force or again else find_run(config.run, identity)
         with contextlib.ExitStack() as stack:
@@ -581,29 +581,29 @@ def open_run(
             sweep(folder)
             report = _finished(stage, folder)
             is_same = existing is None or identity.fits(record)
-            if (
-                report is not None
-                and not is_same
-                and report.figures["steps"] < identity.settings[STEPS]
-            ):
-                report = None
+            if report is not None and not is_same:
+                # With other limits: whether it has done as much as is asked for
+                has_enough = report.figures["steps"] >= identity.settings[STEPS]
+                report = report if has_enough else None
             if report is None:
                 (folder / "report.json").unlink(missing_ok=True)
                 _continue(folder, identity)
             try:
                 yield Run(stage, folder, report, tuple(read_record(folder).get(EARLIER, ())))
-            except BaseException:  # it goes if it has made nothing
-                with contextlib.suppress(OSError):
-                    sweep(folder)
-                    names = {
-                        path.name
-                        for path in folder.rglob("*")
-                        if path.is_file() and path.stat().st_size
-                    }
-                    if names <= {"config.json"}:
-                        shutil.rmtree(folder, ignore_errors=True)
+            except BaseException:
+                _remove_if_unused(folder)
                 raise
             return
+
+
+def _remove_if_unused(folder: Path) -> None:
+    """Remove the folder of a run that has written nothing but its config.json."""
+    with contextlib.suppress(OSError):
+        sweep(folder)
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        names = {path.name for path in files if path.stat().st_size}
+        if names <= {"config.json"}:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _continue(folder: Path, identity: Identity) -> None:
