@@ -120,14 +120,15 @@ def check_model_folder(folder: Path) -> None:
     # 2. A run
     inside = checkpoints(folder)
     if stage := stage_of(folder):
-        trains = stage in ("sft", "rlft")
-        advice = (
-            "; it has no checkpoint: run it again with --force"
-            if trains
-            else "; name a run of sft or rlft"
-        )
-        near = f"; name one in it, e.g. {inside[-1]}" if inside else advice
-        raise CheckpointError(f"{folder} is a run of {stage}, not a checkpoint{near}")
+        if inside:
+            advice = f"name one in it, e.g. {inside[-1]}"
+        elif stage not in ("sft", "rlft"):
+            advice = "name a run of sft or rlft"
+        elif (folder / "report.json").is_file():
+            advice = "it has no checkpoint any more: run it again with --force"
+        else:
+            advice = "it has not finished: run the same command again to resume it"
+        raise CheckpointError(f"{folder} is a run of {stage}, not a checkpoint; {advice}")
     # 3. Another folder
     if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
         near = (

@@ -66,3 +66,14 @@ def test_what_has_no_weights_stands_for_itself_and_a_missing_folder_is_refused(t
         ModelRef.parse(str(tmp_path / "missing")).resolve(tmp_path, Quiet())
     with pytest.raises(CheckpointError, match="is not a model folder"):
         ModelRef.parse(str(tmp_path)).resolve(tmp_path, Quiet())
+
+
+def test_a_run_that_was_interrupted_before_its_first_checkpoint_is_to_be_resumed(tmp_path: Path) -> None:
+    """It was said to need --force, which throws away what it has."""
+    (tmp_path / "config.json").write_text('{"stage": "sft"}')
+    run = ModelRef.parse(str(tmp_path))
+    with pytest.raises(CheckpointError, match="run the same command again to resume it"):
+        run.require()
+    (tmp_path / "report.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="--force"):
+        run.require()
