@@ -85,9 +85,10 @@ def env_mismatches(env: str, folders: Iterable[Path]) -> list[str]:
         if not isinstance(trained_env, str):
             continue
         if not _is_same_env(trained_env, env):
+            there, here = (class_in(name) or name for name in (trained_env, env))
             warnings.append(
-                f"{folder} was trained in env '{trained_env}', but plays in '{env}'; use a"
-                f" checkpoint of '{env}', or --env {trained_env}"
+                f"{folder} was trained in env '{there}', but plays in '{here}'; use a checkpoint"
+                f" of '{here}', or the env '{there}'"
             )
         elif trained_version != PROMPT_VERSION:
             warnings.append(

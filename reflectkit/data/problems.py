@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from reflectkit.console import Progress
 from reflectkit.envs import PROBLEMS, SPLITS, split_of
+from reflectkit.envs.python_classes import class_in
 from reflectkit.envs.setup import EnvSetup, at_level
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import dumps, lone_surrogate, read_json_list
@@ -408,7 +409,8 @@ class Problems:
     def source(self, split: str) -> str:
         """Where the problems of `split` come from, for messages."""
         first = FIRST_SEED[split]
-        of_env = f"env '{self.setup.env}'" + (f", seeds from {first:,}" if self.by_seed else "")
+        env = class_in(self.setup.env) or self.setup.env
+        of_env = f"env '{env}'" + (f", seeds from {first:,}" if self.by_seed else "")
         return str(self.file(split) or of_env)
 
     def _ignores_seed(self, level: str) -> bool:
