@@ -326,6 +326,29 @@ def append(path: Path, rows: Iterable[Row], *, sync: bool = False) -> None:
             os.fsync(file.fileno())
 
 
+def end_last_line(path: Path) -> None:
+    """Make the file end with a whole line, so that rows can be appended.
+
+    What a kill or a full disk left of a row is removed. A missing file is made.
+    """
+    with path.open("a+b") as file:
+        # 1. The last line that does not end
+        file.seek(0)
+        end, rest = 0, b""
+        for line in file:
+            rest = b"" if line.endswith(b"\n") else line
+            end += len(line) - len(rest)
+        # 2. It is a row without a newline, or a part of one
+        try:
+            is_row = isinstance(json.loads(rest), dict)
+        except (ValueError, RecursionError):
+            is_row = False
+        if is_row:
+            file.write(b"\n")
+        else:
+            file.truncate(end)
+
+
 def rewrite(path: Path, rows: Iterable[Row]) -> None:
     """Replace `path` by `rows`."""
     with replacing(path) as file:

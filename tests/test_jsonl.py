@@ -97,3 +97,13 @@ def test_a_pipe_is_refused_before_it_is_opened(tmp_path: Path) -> None:
 def test_numbers_that_fit_are_read(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('[1e300, 123456789e-400, "1e999"]')
     assert jsonl.read_json(tmp_path / "x.json") == [1e300, 0.0, "1e999"]
+
+
+@pytest.mark.parametrize("rest", [b"", b'{"a": 2', b'{"a": 2}', "{\"a\": \"é".encode()[:-1]])
+def test_rows_are_appended_after_whole_lines(tmp_path: Path, rest: bytes) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + rest)
+    jsonl.end_last_line(path)
+    jsonl.append(path, [{"a": 3}])
+    values = [row["a"] for _, row in jsonl.read_jsonl(path)]
+    assert values == ([1, 2, 3] if rest.endswith(b"}") else [1, 3])

@@ -29,7 +29,7 @@ from reflectkit.console import Progress, Report
 from reflectkit.env import Agent, Context, Env
 from reflectkit.errors import ConfigError, EnvironmentFailure, ReflectkitError
 from reflectkit.eventloop import LoopThread
-from reflectkit.jsonl import dumps, refuse_device
+from reflectkit.jsonl import append, end_last_line, refuse_device
 from reflectkit.models.refs import ModelRef
 from reflectkit.runs.run import RunConfig
 from reflectkit.sampling.config import SamplerConfig
@@ -137,7 +137,7 @@ def run(config: ServeConfig, progress: Progress) -> Report:
     if config.record is not None:
         refuse_device(config.record)
         try:
-            config.record.open("a").close()
+            end_last_line(config.record)
         except OSError as error:
             raise ConfigError(
                 f"--record {config.record}: {error.strerror}; name another file"
@@ -300,8 +300,7 @@ class PolicyServer:
     def record(self, line: dict[str, Any]) -> None:
         """Add `line` to the file of --record, if there is one."""
         if self._config.record is not None:
-            with self._config.record.open("a", encoding="utf-8") as file:
-                file.write(dumps(line) + "\n")
+            append(self._config.record, [line])
 
 
 class Session:

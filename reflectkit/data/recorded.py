@@ -87,11 +87,16 @@ def read_recorded(record: Path, outcomes: Path, env: str) -> tuple[list[Trajecto
         turn = _turn(row, rewards[key][1], record, line, (outcomes, rewards[key][0]))
         task = Task(f"{number}-{question}", env, "recorded", number, {})
         episodes.append(Trajectory(task, 0, (turn,), Status.COMPLETED, False, group=number))
+    recorded_ids = {number for number, _ in first_lines}
     for key, (line, outcome) in rewards.items():
-        if key not in used_keys:
-            raise DataError(
-                outcomes, f"{record} has no decision {outcome.id!r:.80}", line=line, field="id"
-            )
+        if key in used_keys:
+            continue
+        reason = f"{record} has no decision {outcome.id!r:.80}"
+        if outcome.id in recorded_ids and outcome.question:
+            reason += f" on the question {outcome.question!r:.80}"
+        elif outcome.id in recorded_ids:
+            reason = f"all questions of {outcome.id!r:.80} have outcomes of their own"
+        raise DataError(outcomes, reason, line=line, field="id")
     if not episodes:
         raise DataError(outcomes, "has no outcomes")
     return episodes, without

@@ -147,6 +147,21 @@ def test_a_damaged_record_is_named_with_its_place(
     assert str(caught.value).startswith(place)
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "reason"),
+    [
+        ([{"id": "decision-9"}], "has no decision 'decision-9'"),
+        ([{"id": "decision-1", "question": "desk"}], "has no decision 'decision-1' on the question 'desk'"),
+        ([{"id": "decision-1"}, {"id": "decision-1", "question": "team"}], "all questions of 'decision-1' have"),
+    ],
+)
+def test_an_outcome_of_no_decision_is_named(player: LoadedModel, outcomes: list[dict[str, Any]], reason: str) -> None:
+    write_jsonl(Path("answers.jsonl"), [recorded(player, (0.25, 0.75))])
+    write_jsonl(Path("outcomes.jsonl"), [outcome | {"reward": 1.0} for outcome in outcomes])
+    with pytest.raises(DataError, match=reason):
+        read_recorded(Path("answers.jsonl"), Path("outcomes.jsonl"), "decisions")
+
+
 def test_outcomes_are_joined_by_id_with_the_recorded_probability(player: LoadedModel) -> None:
     lines = [
         recorded(player, (0.25, 0.75)),
