@@ -99,7 +99,7 @@ def test_numbers_that_fit_are_read(tmp_path: Path) -> None:
     assert jsonl.read_json(tmp_path / "x.json") == [1e300, 0.0, "1e999"]
 
 
-@pytest.mark.parametrize("rest", [b"", b'{"a": 2', b'{"a": 2}', "{\"a\": \"é".encode()[:-1]])
+@pytest.mark.parametrize("rest", [b"", b'{"a": 2', b'{"a": 2}', '{"a": "é'.encode()[:-1]])
 def test_rows_are_appended_after_whole_lines(tmp_path: Path, rest: bytes) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"a": 1}\n' + rest)
