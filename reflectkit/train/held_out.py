@@ -141,18 +141,25 @@ def table(
     return Table(title, ("player", *columns, "problems"), tuple(cells)), figures
 
 
-def no_better_than_random(figures: Mapping[str, Any]) -> bool:
-    """Whether the intervals after training, as in `table`, of success and of the return begin below
-    the random player's means.
+def shortfall(figures: Mapping[str, Any]) -> str:
+    """What a random player does as well, from the figures of `table`; "" for nothing.
+
+    >>> after = {"success": 0.0, "low": 0.0, "return": -0.2, "return_low": -0.3}
+    >>> shortfall({"random": {"success": 0.1, "return": -1.0}, "after": after})
+    'fewer successes than a random player'
     """
     if not {RANDOM, AFTER} <= figures.keys():
-        return False
-    # Success if the env reports it, and the return, which may say more
+        return ""
     random, after = figures[RANDOM], figures[AFTER]
-    mean = random["success" if "success" in random else "return"]
     if random.get("success") == 1:  # nobody can be better
-        return False
-    return bool(
-        after.get("low", -math.inf) <= mean
-        and after.get("return_low", -math.inf) <= random.get("return", 0.0)
-    )
+        return ""
+    # 1. Whether the intervals of success, if the env reports it, and of the return, which may say
+    #    more, begin below the random player's means
+    mean = random["success" if "success" in random else "return"]
+    is_low = after.get("low", -math.inf) <= mean
+    if is_low and after.get("return_low", -math.inf) <= random.get("return", 0.0):
+        return "not measurably better than a random player"
+    # 2. A return can rise because a policy no longer tries
+    if after.get("success", 1) < random.get("success", 0):
+        return "fewer successes than a random player"
+    return ""

@@ -56,11 +56,9 @@ def report(
         )
         current.tables.append(table)
         figures["held_out"] = outcomes
-        if held_out.no_better_than_random(outcomes):
+        if shortfall := held_out.shortfall(outcomes):
             returns = [row["return"] for row in fit.history if row["return"] is not None]
-            fit.progress.news(
-                f"not measurably better than a random player: try {advice(run.config, returns)}"
-            )
+            fit.progress.news(f"{shortfall}: try {advice(run.config, returns)}")
 
     # 3. What chat models were asked
     usage = run.config.setup.asked(fit.progress)
