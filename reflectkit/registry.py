@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from reflectkit.errors import (
@@ -47,10 +48,10 @@ def resolve(
     # 1. A name of ours, whose module is imported now
     if name in table:
         target = table[name]
-        module_name, _, attribute = (
-            target.partition(":") if isinstance(target, str) else ("", "", "")
-        )
-        return getattr(importlib.import_module(module_name), attribute) if module_name else target
+        if not isinstance(target, str):
+            return target
+        module_name, _, attribute = target.partition(":")
+        return getattr(importlib.import_module(module_name), attribute)
 
     # 2. A name that another package has registered
     if ":" not in name and not name.endswith(".py"):
@@ -59,51 +60,51 @@ def resolve(
             point: Any = entry_points[name]
             return _imported(kind, name, point.load, point)
         module_name, _, attribute = name.rpartition(".")
-        form = (
-            f"{module_name}:{attribute}"
-            if module_name and attribute.isidentifier()
-            else "file.py:NAME"
-        )
+        form = "file.py:NAME"
+        if module_name and attribute.isidentifier():
+            form = f"{module_name}:{attribute}"
         raise unknown_name(kind, name, [*table, *entry_points], hint=f"(your own: {form})")
 
-    # 3. A class of the user's own
+    # 3. A class of the user's own; a file alone means its only class
     module_name = module_of(name)
-    attribute = name[len(module_name) + 1 :]
     module = _imported(kind, name, lambda: _module_at(module_name))
-    # A file alone means its only class
     if name == module_name:
-        values = [
-            value
-            for value in vars(module).values()
-            if getattr(value, "__module__", "") == module.__name__
-        ]
-        candidates = list(
-            dict.fromkeys(value for value in values if isinstance(value, type) and fits(value))
-        )
-        if len(candidates) == 1:
-            return candidates[0]
-        if not candidates:
-            raise UnknownNameError(
-                f"{name} is a file; name the {kind} that it defines, {name}:NAME"
-            )
-        listed = ", ".join(value.__name__ for value in candidates)
-        raise UnknownNameError(
-            f"{name} defines several ({listed}); write {name}:{candidates[0].__name__}, or another"
-        )
+        return _only_class(kind, name, module, fits)
+    attribute = name[len(module_name) + 1 :]
     if not hasattr(module, attribute):
-        closest = difflib.get_close_matches(
-            attribute, [key for key in vars(module) if key[0] != "_"], n=1, cutoff=0.5
-        )
-        advice = (
-            f"did you mean '{module_name}:{closest[0]}'?"
-            if closest
-            else "write a name that it defines"
-        )
+        public_names = [key for key in vars(module) if key[0] != "_"]
+        closest = difflib.get_close_matches(attribute, public_names, n=1, cutoff=0.5)
+        advice = "write a name that it defines"
+        if closest:
+            advice = f"did you mean '{module_name}:{closest[0]}'?"
         where = module.__file__ or module_name
         raise UnknownNameError(
             f"cannot import {kind} {name!r}: {where} defines no '{attribute}'; {advice}"
         )
     return getattr(module, attribute)
+
+
+def _only_class(
+    kind: str,
+    name: str,
+    module: ModuleType,
+    fits: Callable[[type], bool],
+) -> Any:
+    """The only class of the file `name` that fits. Raises UnknownNameError."""
+    candidates = []
+    for value in vars(module).values():
+        is_defined_here = getattr(value, "__module__", "") == module.__name__
+        is_class = is_defined_here and isinstance(value, type)
+        if is_class and value not in candidates and fits(value):
+            candidates.append(value)
+    if not candidates:
+        raise UnknownNameError(f"{name} is a file; name the {kind} that it defines, {name}:NAME")
+    if len(candidates) > 1:
+        names = ", ".join(value.__name__ for value in candidates)
+        raise UnknownNameError(
+            f"{name} defines several ({names}); write {name}:{candidates[0].__name__}, or another"
+        )
+    return candidates[0]
 
 
 def module_of(name: str) -> str:

@@ -244,19 +244,19 @@ class AnsweringReplay(Replay):
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The next recorded step. Raises DataError."""
         decision = await super().decide(observation, context)
-        # The options of a question may be the choices of the state
-        options_of = {
-            question.name: question.options or observation.choices
-            for question in context.env.questions()
-        }
-        # Right options share the probability
-        answers = {
-            name: tuple(
-                float(index in right) / len(right) for index in range(len(options_of[name]))
-            )
-            for name, right in context.env.teacher().answers().items()
-            if right and options_of.get(name)
-        }
+
+        # 1. The options of each question, which may be the choices of the state
+        options_of: dict[str, Sequence[str]] = {}
+        for question in context.env.questions():
+            options_of[question.name] = question.options or observation.choices
+
+        # 2. The answers, in which right options share the probability
+        answers = {}
+        for name, right in context.env.teacher().answers().items():
+            options = options_of.get(name, ())
+            if right and options:
+                numbers = range(len(options))
+                answers[name] = tuple(float(number in right) / len(right) for number in numbers)
         return replace(decision, answers=answers)
 
 

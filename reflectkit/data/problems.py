@@ -410,8 +410,8 @@ class Problems:
         """Where the problems of `split` come from, for messages."""
         first = FIRST_SEED[split]
         env = class_in(self.setup.env) or self.setup.env
-        of_env = f"env '{env}'" + (f", seeds from {first:,}" if self.by_seed else "")
-        return str(self.file(split) or of_env)
+        seeds = f", seeds from {first:,}" if self.by_seed else ""
+        return str(self.file(split) or f"env '{env}'{seeds}")
 
     def _ignores_seed(self, level: str) -> bool:
         """Whether the same actions give the same episodes with each seed, or one seed begins in
@@ -423,22 +423,20 @@ class Problems:
         again = self._played(level, [*reversed(episodes[:COMPARED])], width=1)
 
         # 2. One seed that begins in two ways
-        if any(
-            _beginning(one) != _beginning(two)
-            for one, two in zip(trajectories, reversed(again), strict=False)
-        ):
-            return True
+        for first, second in zip(trajectories, reversed(again), strict=False):
+            if _beginning(first) != _beginning(second):
+                return True
 
-        # 3. Seeds that make no difference
+        # 3. Episodes that were not played as they were to be tell nothing
+        for trajectory in trajectories:
+            has_refusal = any(turn.info.get("refused") for turn in trajectory.turns)
+            if trajectory.status is Status.ABORTED or has_refusal:
+                return False
+
+        # 4. Seeds that make no difference
         histories = [_history(trajectory) for trajectory in trajectories]
-        unclear = any(
-            one.status is Status.ABORTED or any(turn.info.get("refused") for turn in one.turns)
-            for one in trajectories
-        )
-        return not unclear and all(
-            episode == histories[place - place % COMPARED]
-            for place, episode in enumerate(histories)
-        )
+        with_first_seed = [histories[place - place % COMPARED] for place in range(len(histories))]
+        return histories == with_first_seed
 
     def disturbance(self, level: str, tasks: Sequence[Task]) -> str:
         """That episodes of the user's own class change one another when they are played at the

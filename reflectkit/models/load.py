@@ -355,17 +355,15 @@ class Reference:
 
     def pairs(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """(this player's, the present player's) weights by name: those that the latter trains."""
-        layer = dict((self.copy or self.player.model).named_parameters())
-        active, mine = f".{self.player.adapter or POLICY_ADAPTER}.", f".{self.adapter}."
-        trained = [
-            (name, weight)
-            for name, weight in self.player.model.named_parameters()
-            if weight.requires_grad
-        ]
-        return {
-            name: (layer[name if self.copy else name.replace(active, mine)], weight)
-            for name, weight in trained
-        }
+        ours = dict((self.copy or self.player.model).named_parameters())
+        active_adapter = f".{self.player.adapter or POLICY_ADAPTER}."
+        our_adapter = f".{self.adapter}."
+        result = {}
+        for name, weight in self.player.model.named_parameters():
+            if weight.requires_grad:
+                our_name = name if self.copy else name.replace(active_adapter, our_adapter)
+                result[name] = (ours[our_name], weight)
+        return result
 
     @torch.no_grad()
     def follow(self, decay: float) -> None:
@@ -487,10 +485,11 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether no value in `tensors` is NaN or infinite. Integer tensors, e.g. quantised weights,
     are skipped, and so are the parts of sharded ones that other processes have.
     """
-    parts: list[Any] = [
-        tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors
-    ]
-    floats = [tensor.detach() for tensor in parts if tensor.is_floating_point() and tensor.numel()]
+    floats = []
+    for tensor in tensors:
+        part: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        if part.is_floating_point() and part.numel():
+            floats.append(part.detach())
     return math.isfinite(torch.nn.utils.get_total_norm(floats, norm_type=math.inf))
 
 
@@ -498,13 +497,13 @@ def save_player(
     folder: Path,
     player: LoadedModel,
     facts: dict[str, Any] | None = None,
-    beside: Callable[[Path], None] | None = None,
+    write_rest: Callable[[Path], None] | None = None,
     weights: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Write model, tokenizer and role to `folder` atomically.
 
-    facts: JSON values saved with the role. beside: writes more files into the folder it is given.
-    weights: the model's, if it does not hold them itself.
+    facts: JSON values saved with the role. write_rest: writes more files into the folder that it is
+    given. weights: the model's, if it does not hold them itself.
 
     Raises DivergedError: a weight is NaN or infinite; nothing is written.
     """
@@ -512,28 +511,37 @@ def save_player(
         raise DivergedError(
             f"{folder.name} was not written: some of its weights are NaN or infinite"
         )
+
     # 1. Of a model with adapters, only this player's; it records where its base is
-    only, base = {}, {}
+    all_facts: dict[str, Any] = {
+        "role": player.role,
+        "dtype": player.dtype,
+        "quantize": player.quantize,
+    }
+    if player.answer in ANSWERS[1:]:
+        all_facts["answer"] = player.answer
+    options: dict[str, Any] = {}
+    adapter = None
     if hasattr(player.model, "peft_config"):
         adapter = player.adapter or POLICY_ADAPTER
-        only, base = {"selected_adapters": [adapter]}, base_fact(player.model, adapter, folder)
-    state = {} if weights is None else {"state_dict": dict(weights)}
+        options["selected_adapters"] = [adapter]
+        all_facts |= base_fact(player.model, adapter, folder)
+    if weights is not None:
+        options["state_dict"] = dict(weights)
+    all_facts |= facts or {}
+
     # 2. The folder, which takes its place when all is written
     with replacing_folder(folder) as staging:
-        player.model.save_pretrained(staging, safe_serialization=True, **only, **state)
+        player.model.save_pretrained(staging, safe_serialization=True, **options)
         # peft puts those of other names into folders of their own
-        if only and adapter != POLICY_ADAPTER:
+        if adapter is not None and adapter != POLICY_ADAPTER:
             for file in (staging / adapter).iterdir():
                 file.replace(staging / file.name)
             (staging / adapter).rmdir()
         player.tokenizer.save_pretrained(staging)
-        loading = {"dtype": player.dtype, "quantize": player.quantize}
-        answer = {"answer": player.answer} if player.answer in ANSWERS[1:] else {}
-        write_json(
-            staging / ROLE_FILE, {"role": player.role} | loading | answer | base | (facts or {})
-        )
-        if beside is not None:
-            beside(staging)
+        write_json(staging / ROLE_FILE, all_facts)
+        if write_rest is not None:
+            write_rest(staging)
 
 
 def export(
@@ -578,7 +586,7 @@ def export(
             model.to("meta")  # the weights are in the folder now
             _refuse_difference(staging, token_ids, expected_TV, dtype)
 
-    save_player(target, whole, dict(facts), beside=write_card_and_check)
+    save_player(target, whole, dict(facts), write_rest=write_card_and_check)
     return whole
 
 
