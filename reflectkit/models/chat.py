@@ -152,22 +152,29 @@ class Dialogue:
 
     def ids(self, observation: Observation, comment: str | None = None) -> tuple[int, ...]:
         """The tokens of `text`: the remembered beginning as it was sampled, the rest tokenised."""
-        text, answers = self.text(observation, comment), self._answers(observation)
-        beginnings = [
-            key
-            for key in self._sampled
-            if text.startswith(key[1]) and answers[: len(key[0])] == key[0]
-        ]
-        # The longest conversation that was sampled; what follows it is tokenised
+        text = self.text(observation, comment)
+        answers = self._answers(observation)
+
+        # 1. The conversations that were sampled, and begin this one
+        beginnings = []
+        for key in self._sampled:
+            earlier_answers, earlier_text = key
+            has_answers = answers[: len(earlier_answers)] == earlier_answers
+            if has_answers and text.startswith(earlier_text):
+                beginnings.append(key)
+
+        # 2. The tokens of the longest as they were sampled, and the rest tokenised
         if beginnings:
             beginning = max(beginnings, key=lambda key: len(key[1]))
-            sampled, rest = self._sampled[beginning], text[len(beginning[1]) :]
-            ids = (
-                *sampled,
-                *self._tokenise(rest.lstrip() if sampled[-1] in self._strip_right else rest),
-            )
+            sampled = self._sampled[beginning]
+            rest = text[len(beginning[1]) :]
+            if sampled[-1] in self._strip_right:
+                rest = rest.lstrip()
+            ids = (*sampled, *self._tokenise(rest))
+        elif self.template:
+            ids = self._tokenise(text)
         else:
-            ids = self._tokenise(text) if self.template else tuple(prompt_ids(self.tokenizer, text))
+            ids = tuple(prompt_ids(self.tokenizer, text))
         if len(ids) <= self.context:
             _keep(self._texts, array("I", ids).tobytes(), (text, observation, comment))
         return ids

@@ -488,26 +488,21 @@ class ServerSampler:
         texts = [replace(probe.text, seed=0) for probe in probes if probe.text is not None]
 
         async def there(weights: Weights) -> tuple[list[dict[int, float]], list[tuple[Drawn, int]]]:
-            return (
-                await asyncio.gather(
-                    *(self._next(weights, probe.prompt, probe.tokens) for probe in probes)
-                ),
-                await asyncio.gather(
-                    *(self._text(weights, request, checks.TOKENS) for request in texts)
-                ),
-            )
+            calls = [self._next(weights, probe.prompt, probe.tokens) for probe in probes]
+            scores = await asyncio.gather(*calls)
+            text_calls = [self._text(weights, request, checks.TOKENS) for request in texts]
+            return scores, await asyncio.gather(*text_calls)
 
         scores, drafts = await self._with_weights(there)
-        logprobs = [
-            value
-            for found, probe in zip(scores, probes, strict=True)
-            for value in normalised([found[token] for token in probe.tokens], 1.0, self.url)
-        ]
+        logprobs: list[float] = []
+        for logprob_of, probe in zip(scores, probes, strict=True):
+            values = [logprob_of[token] for token in probe.tokens]
+            logprobs += normalised(values, 1.0, self.url)
+
         # 2. Against those of the policy itself
         complaint = self._probes.complaint(self._probes.own(player), logprobs)
-        difference_N = checks.text_difference(
-            player, texts, [(drawn.token_ids, drawn.logprobs) for drawn, _ in drafts]
-        )
+        drawn_texts = [(drawn.token_ids, drawn.logprobs) for drawn, _ in drafts]
+        difference_N = checks.text_difference(player, texts, drawn_texts)
         temperature = min((request.temperature or 1.0 for request in texts), default=1.0)
         lengths = [len(drawn.token_ids) for drawn, _ in drafts]
         difference = checks.disagreement(difference_N, temperature, lengths)

@@ -144,33 +144,39 @@ def open_service(
 
 
 def label_rows(prompt: Sequence[int], labels: tuple[LabelPath, ...]) -> list[tuple[int, ...]]:
-    """What is read to score `labels` after `prompt`: a row for each label, up to the last place
-    where it parts from others.
+    """What is read to score `labels` after `prompt`: a row for each label, up to its last token
+    that tells it from others.
 
     >>> label_rows((7, 8), ((1, 2, 3), (1, 4), (5, 6)))
     [(7, 8, 1, 2), (7, 8, 1, 4), (7, 8, 5)]
     """
     tree = trie(labels)
-    lasts = [max(len(tree.nodes[node].prefix) for node, _ in path) for path in tree.steps]
-    return [(*prompt, *label[: last + 1]) for label, last in zip(labels, lasts, strict=True)]
+    rows = []
+    for label, path in zip(labels, tree.steps, strict=True):
+        last = max(len(tree.nodes[node].prefix) for node, _ in path)
+        rows.append((*prompt, *label[: last + 1]))
+    return rows
 
 
 def label_places(tree: Trie, labels: Sequence[LabelPath]) -> list[list[tuple[int, int]]]:
-    """For each node and child, (the row of `label_rows`, the place in the label) where the child's
-    token is read.
+    """For each child of each node, where its token is read: (the row of `label_rows`, the place in
+    the label).
 
     >>> labels = ((1, 2), (1, 4), (5,))
     >>> label_places(trie(labels), labels)
     [[(0, 0), (2, 0)], [(0, 1), (1, 1)]]
     """
-    places: dict[tuple[int, int], tuple[int, int]] = {}
+    # 1. The first row with each child
+    place_of: dict[tuple[int, int], tuple[int, int]] = {}
     for row, path in enumerate(tree.steps):
-        for node, child in path:
-            places.setdefault((node, child), (row, len(tree.nodes[node].prefix)))
-    return [
-        [places[number, child] for child in range(len(node.children))]
-        for number, node in enumerate(tree.nodes)
-    ]
+        for number, child in path:
+            place_of.setdefault((number, child), (row, len(tree.nodes[number].prefix)))
+
+    # 2. By node
+    places = []
+    for number, node in enumerate(tree.nodes):
+        places.append([place_of[number, child] for child in range(len(node.children))])
+    return places
 
 
 def label_logprobs(
@@ -182,20 +188,22 @@ def label_logprobs(
     """Log-probabilities of the labels, normalised wherever they part, from those of the tokens of
     `label_rows`.
     """
-    # A softmax at each node, then sums along the paths
-    tree, start = trie(labels), len(prompt) - 1
+    # 1. A softmax at each node
+    tree = trie(labels)
+    start = len(prompt) - 1
     scores: list[tuple[float, ...]] = []
     for places in label_places(tree, labels):
-        scores.append(
-            tempered([logprobs[row][start + place] for row, place in places], temperature)
-        )
+        values = [logprobs[row][start + place] for row, place in places]
+        scores.append(tempered(values, temperature))
+
+    # 2. Sums along the paths
     return tuple(math.fsum(scores[node][child] for node, child in path) for path in tree.steps)
 
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-"""Of an adapter in peft's form."""
+"""The files of an adapter in peft's form."""
 LARGEST = 8 * 2**30
-"""Bytes of an archive's file that are read at most."""
+"""The most bytes of a file in an archive."""
 
 
 def unpack(
