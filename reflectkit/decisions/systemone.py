@@ -33,7 +33,7 @@ Text = str | dict[str, Any] | list[Any]
 """A text, or a structure that is shown as JSON."""
 Name = Annotated[str, Field(min_length=1)]
 ACTION = "action"
-"""The name of the question about the next action in a client's request."""
+"""The name of the question about the next action in a client's request, unless another has it."""
 
 
 def _at_most(count: int) -> BeforeValidator:
@@ -223,7 +223,7 @@ def request_body(
     action = {"type": "choice", "instructions": instructions, "criteria": dict.fromkeys(options)}
     if not instructions:
         del action["instructions"]
-    questions = {ACTION: action}
+    questions = {_action_name(more): action}
 
     # 2. The further questions
     for question in more:
@@ -233,6 +233,15 @@ def request_body(
             "criteria": dict.fromkeys(question.options),
         }
     return {"state": state, "questions": questions}
+
+
+def _action_name(more: Sequence[StateQuestion]) -> str:
+    """The name of the question about the action, which none of `more` has."""
+    names = {question.name for question in more}
+    name = ACTION
+    while name in names:
+        name += "_"
+    return name
 
 
 def read_probabilities(
@@ -245,7 +254,7 @@ def read_probabilities(
     answers: from the reply to a `request_body` with these options and further questions. Raises
     UnusableReplyError.
     """
-    options_by_name = {ACTION: options}
+    options_by_name = {_action_name(more): options}
     for question in more:
         options_by_name[question.name] = question.options
     if not isinstance(answers, Mapping) or set(answers) != set(options_by_name):

@@ -18,6 +18,7 @@ from reflectkit.chat.client import client_at
 from reflectkit.chat.config import ChatConfig, Endpoint
 from reflectkit.cli.main import main
 from reflectkit.data.episodes import read_episodes
+from reflectkit.decisions import systemone
 from reflectkit.env import Context
 from reflectkit.envs import make
 from reflectkit.envs.taxi import Taxi
@@ -25,7 +26,7 @@ from reflectkit.errors import ConfigError
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import read_json
 from reflectkit.models.load import LoadedModel
-from reflectkit.types import Message, Observation
+from reflectkit.types import Message, Observation, StateQuestion
 from tests.commands.test_serve import post
 from tests.commands.test_serve_decisions import REFUND, TEAM, ask, serving
 from tests.server import Server, serve
@@ -329,6 +330,17 @@ def test_halves_of_surrogate_pairs_are_sent_as_question_marks(form: str, server:
     (body,) = server.requests
     assert (decision.action, options_in(body)) == (2, ["0 ?", "1 ?", "2 right"])
     assert "x ?" in body.values()
+
+
+def test_a_question_of_the_env_may_have_any_name() -> None:
+    more = [StateQuestion("action", "Which door?", ("a", "b", "c")), StateQuestion("action_", "Near?", ("yes", "no"))]
+    questions = systemone.request_body("x", "", ["left", "right"], more)["questions"]
+    answers = {}
+    for name, question in questions.items():
+        shares = dict.fromkeys(question["criteria"], 1 / len(question["criteria"]))
+        answers[name] = {"type": "choice", "probabilities": shares}
+    rows = systemone.read_probabilities(answers, ["left", "right"], more)
+    assert [len(row) for row in rows] == [2, 3, 2]
 
 
 def test_serve_passes_questions_on(server: Server, asked: Any) -> None:

@@ -201,6 +201,7 @@ def test_rlft_makes_one_update_from_the_record(player: LoadedModel, capsys: pyte
     )  # the weight's logarithm is to the recorded probability
 
     # What cannot be used is one line
+    capsys.readouterr()
     without = recorded(player, (), numbers[0])
     write_jsonl(Path("answers.jsonl"), [without, *(recorded(player, (0.5, 0.5), number) for number in numbers[1:])])
     told = error_of([*rlft, *update, "--name", "other"], capsys)
