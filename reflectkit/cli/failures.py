@@ -14,7 +14,6 @@ import typer
 
 from reflectkit.cli.screen import print_error, say
 from reflectkit.commands import STAGES, config_class
-from reflectkit.config import flag, leaves
 from reflectkit.errors import (
     NO_ROOM,
     ReflectkitError,
@@ -52,7 +51,7 @@ def exit_code(error: BaseException, arguments: Sequence[str]) -> int:
         return print_error(f"stopped; {advice}", 130)
     if isinstance(error, SystemExit):  # after a completion
         return int(error.code or 0)
-    return _explain(error, with_traceback="--traceback" in arguments)
+    return _explain(error, arguments)
 
 
 def _is_interrupt(error: BaseException) -> bool:
@@ -63,16 +62,13 @@ def _is_interrupt(error: BaseException) -> bool:
     return cause is not None
 
 
-def _explain(error: BaseException, *, with_traceback: bool) -> int:
-    """Print `error` as one line; returns the exit code.
-
-    with_traceback: print its traceback as well.
-    """
+def _explain(error: BaseException, arguments: Sequence[str]) -> int:
+    """Print `error` of the command line `arguments` as one line; returns the exit code."""
     import traceback
 
     from reflectkit.keys import masked
 
-    if with_traceback:
+    if "--traceback" in arguments:
         text = "".join(traceback.format_exception(error))
         say(masked(text).rstrip(), sys.stderr)
 
@@ -81,7 +77,7 @@ def _explain(error: BaseException, *, with_traceback: bool) -> int:
         return print_error(str(error), 2)
     if isinstance(error, typer.TyperException):
         has_message = bool(error.format_message().strip())  # else the help was printed already
-        return print_error(_usage(error), 2) if has_message else 2
+        return print_error(_usage(error, arguments), 2) if has_message else 2
 
     # 2. Errors of the machine
     if what := _no_room(error):
@@ -121,12 +117,12 @@ def _no_room(error: BaseException) -> str:
     return ""
 
 
-def _usage(error: typer.TyperException) -> str:
+def _usage(error: typer.TyperException, arguments: Sequence[str]) -> str:
     """What is wrong in the command line; of a flag of another choice or toolkit, what to do."""
     context = getattr(error, "ctx", None)
     stage = context.info_name if context else ""
     if type(error).__name__ == "NoSuchOption" and stage in STAGES:
-        from reflectkit.config import unknown_setting
+        from reflectkit.config import leaves, unknown_setting
 
         kind = config_class(stage)
         option = str(getattr(error, "option_name", ""))
@@ -136,8 +132,13 @@ def _usage(error: typer.TyperException) -> str:
             return str(explanation)
     if (value := EXTRA.search(error.format_message())) and stage in STAGES:
         return _without_flag(stage, value[1], context)
-    help_command = f"{context.command_path if context else 'reflectkit'} --help"
-    return f"{error.format_message().rstrip('.')} (see `{help_command}`)"
+    # A flag without its value has no context
+    command = "reflectkit"
+    if context:
+        command = context.command_path
+    elif arguments and arguments[0] in STAGES:
+        command = f"reflectkit {arguments[0]}"
+    return f"{error.format_message().rstrip('.')} (see `{command} --help`)"
 
 
 def _without_flag(stage: str, text: str, context: Any) -> str:
@@ -145,6 +146,7 @@ def _without_flag(stage: str, text: str, context: Any) -> str:
 
     context: click's, with the flags that were given.
     """
+    from reflectkit.config import flag, leaves
     from reflectkit.envs import ENVS, SCHEMES
     from reflectkit.models.hub import PACKAGED, TINY
 

@@ -231,6 +231,7 @@ def test_columns_that_are_all_alike_are_shown(capsys: pytest.CaptureFixture[str]
         ("serve results/maze", "--policy results/maze"),
         ("plot results/maze", "--runs results/maze"),
         ("play --env taxi corridor", "in quotes"),
+        ("evaluate --env taxi --policy", "see `reflectkit evaluate --help`"),
     ],
 )
 def test_a_value_without_its_flag_is_told_the_flag(line: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
