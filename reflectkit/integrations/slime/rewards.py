@@ -49,11 +49,12 @@ def normalise_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
     is_scaled = estimator in SCALED and getattr(args, "grpo_std_normalization", True)
     rewards = [0.0] * len(samples)
     for rows in groups.values():
-        by_episode: dict[Any, list[float]] = {}
+        # Each episode counts once
+        rewards_of: dict[Any, list[float]] = {}
         for row in rows:
             key = episode_key(samples[row], row)
-            by_episode.setdefault(key, []).append(raw[row])
-        episode_rewards = [fmean(row_rewards) for row_rewards in by_episode.values()]
+            rewards_of.setdefault(key, []).append(raw[row])
+        episode_rewards = list(map(fmean, rewards_of.values()))
         mean = fmean(episode_rewards)
         scale = _scale(episode_rewards) if is_scaled else 1.0
         for row in rows:
@@ -77,8 +78,11 @@ def keep_group(args: Any, samples: list[Any], **_: Any) -> Any:
     from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 
     # 1. The first row of each episode that has not failed
-    firsts = [item[0] if isinstance(item, list) else item for item in samples if item != []]
-    complete = [sample for sample in firsts if not has_failed(sample)]
+    complete = []
+    for episode in samples:
+        rows = episode if isinstance(episode, list) else [episode]
+        if rows and not has_failed(rows[0]):
+            complete.append(rows[0])
 
     # 2. Their rewards
     if len(complete) < 2:
@@ -147,9 +151,9 @@ def figures(samples: Sequence[Any]) -> dict[str, float]:
         tries_of.setdefault(episode["task"], []).append(success)
     k = max(map(len, tries_of.values()), default=0)
     if k > 1:
-        all_tries = [tries for tries in tries_of.values() if len(tries) == k]
-        means[f"pass@{k}"] = fmean(pass_at(k, sum(tries), k) for tries in all_tries)
-        means[f"pass^{k}"] = fmean(pass_all(k, sum(tries), k) for tries in all_tries)
+        successes = [sum(tries) for tries in tries_of.values() if len(tries) == k]
+        means[f"pass@{k}"] = fmean(pass_at(k, count, k) for count in successes)
+        means[f"pass^{k}"] = fmean(pass_all(k, count, k) for count in successes)
     return means
 
 
