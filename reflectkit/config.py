@@ -587,6 +587,20 @@ def non_default(config: Config, *names: str) -> list[str]:
     return result
 
 
+def command_words(config: Config, names: Iterable[str]) -> list[str]:
+    """The settings `names` of `config` as flags with their values, as they are typed."""
+    values = flat(config)
+    words: list[str] = []
+    for name in names:
+        value = values[name]
+        if isinstance(value, bool):
+            words.append(flag(name) if value else flag(f"no_{name}"))
+            continue
+        for each in value if isinstance(value, list | tuple) else [value]:
+            words += [flag(name), str(each)]
+    return words
+
+
 def with_values(config: Kind, **values: Any) -> Kind:
     """`config` with other values by flat name, which are not checked again."""
     update: dict[str, Any] = {}

@@ -5,19 +5,23 @@ learned nothing.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
 
 from reflectkit.chat.config import Endpoint
 from reflectkit.chat.players import ChatReflector
+from reflectkit.config import command_words, non_default
 from reflectkit.console import Progress, Report, figures_table
 from reflectkit.evals.estimate import SAMPLE_SIZE, PlannedCalls, comment_requests, estimate
 from reflectkit.models.checkpoint_metadata import best_checkpoint, model_facts
 from reflectkit.runs.run import Run, checkpoints
 from reflectkit.train import held_out
 from reflectkit.train.loop import Fit
-from reflectkit.train.resolve import RLProblems
+from reflectkit.train.resolve import RLProblems, RLRun
 from reflectkit.train.rl_config import RLConfig
 from reflectkit.types import NAMED
 
@@ -73,7 +77,31 @@ def report(
     output = best or fit.checkpoint
     if not is_first:
         return Report("rlft", current.folder, figures, (output,))
-    return current.finish(figures, [output, fit.metrics])
+    report = current.finish(figures, [output, fit.metrics])
+    return replace(report, closing=next_commands(run, current.folder))
+
+
+def next_commands(run: RLRun, folder: Path) -> tuple[str, ...]:
+    """What to type after a run in `folder`; nothing for a class that a Python program made."""
+    config = run.config
+    if config.env.name.startswith("class:"):
+        return ()
+    # 1. The settings of the run that others need, too
+    shared = command_words(config.env, non_default(config.env))
+    shared += command_words(config.rollout, non_default(config.rollout, "horizon"))
+    shared += command_words(config.run, non_default(config.run, "data_dir"))
+
+    # 2. Compare it, and watch it
+    policy = f"{folder}"
+    if run.reflector is not None and not config.distill.weight:
+        learned = config.reflector_training.every > 0
+        policy += f"+{folder if learned else run.reflector}"
+    rival = ["--policy", "random"] if config.env.offers_choices else []
+    commands = [
+        ["evaluate", *shared, "--policy", policy, *rival],
+        ["play", *shared, "--policy", policy, "--auto"],
+    ]
+    return ("Next:", *(f"  reflectkit {shlex.join(words)}" for words in commands))
 
 
 def recent_figures(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ environment without a base works, packages offer environments and players, and m
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -396,6 +397,20 @@ class Made(Agent):
     def __init__(self, size):
         pass
 """
+
+
+def test_rlft_ends_with_commands_that_work(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path(f"{own_module(request.node)}.py")
+    file.write_text(GAME.format(best=0), encoding="utf-8")
+    few = ["--model", "tiny", "--max-steps", "1", "--episodes", "4", "--validate-problems", "0"]
+    shared = ["--horizon", "2", "--shuffle-action", "--data-dir", "other data"]
+    assert main(["rlft", "--env", f"{file}:Game", *few, *shared, "--reflector", "oracle", "--name", "rl"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    commands = [shlex.split(line)[1:] for line in lines[lines.index("Next:") + 1 :]]
+    assert [command[0] for command in commands] == ["evaluate", "play"]
+    for command in commands:
+        assert "results/rl+oracle" in command
+        assert main(command) == 0
 
 
 def test_a_rule_in_a_file_is_a_player(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
