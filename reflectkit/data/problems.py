@@ -14,7 +14,7 @@ import hashlib
 import json
 import random
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -449,7 +449,7 @@ class Problems:
             return ""
         episodes = _compared_episodes(tasks)
         one_by_one = self._histories(level, episodes, width=1)
-        if one_by_one == self._histories(level, episodes, width=len(episodes)):
+        if one_by_one == self._histories(level, episodes, width=2):
             return ""
         # An env that draws without the seed differs one by one, too
         if one_by_one != self._histories(level, episodes, width=1):
@@ -460,16 +460,36 @@ class Problems:
             " max_concurrency = 1 in the class"
         )
 
-    def _histories(self, level: str, episodes: Sequence[Episode], width: int) -> list[list[Any]]:
-        """What a player saw and got in each of `episodes`; see `_played`."""
-        return [_history(trajectory) for trajectory in self._played(level, episodes, width)]
+    def _histories(self, level: str, episodes: Sequence[Episode], width: int) -> dict[Any, str]:
+        """A digest of what a player saw and got in each of `episodes`, which are not kept: their
+        texts may be long. width: see `_played`.
+        """
+        histories: dict[Any, str] = {}
 
-    def _played(self, level: str, episodes: Sequence[Episode], width: int) -> list[Trajectory]:
-        """The `episodes`, played with random actions. width: how many at a time."""
+        def note(trajectory: Trajectory) -> None:
+            history = hashlib.sha256()
+            for part in _history(trajectory):
+                history.update(repr(part).encode("utf-8", "surrogatepass"))
+            histories[trajectory.task.id, trajectory.seed] = history.hexdigest()
+
+        self._played(level, episodes, width, note)
+        return histories
+
+    def _played(
+        self,
+        level: str,
+        episodes: Sequence[Episode],
+        width: int,
+        on_end: Callable[[Trajectory], None] | None = None,
+    ) -> list[Trajectory]:
+        """The `episodes`, played with random actions. width: how many at a time. on_end: called
+        with each trajectory instead of returning them.
+        """
         from reflectkit.agents.scripted import InTurns
         from reflectkit.rollouts.episode import rollout
 
-        return rollout(episodes, self.setup.maker(level), InTurns(), width=width)
+        maker = self.setup.maker(level)
+        return rollout(episodes, maker, InTurns(), width=width, on_end=on_end, keep=on_end is None)
 
 
 def _compared_episodes(tasks: Sequence[Task]) -> list[Episode]:
