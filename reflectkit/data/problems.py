@@ -454,8 +454,9 @@ class Problems:
         # An env that draws without the seed differs one by one, too
         if one_by_one != self._histories(level, episodes, width=1):
             return ""
+        env = class_in(self.setup.env) or self.setup.env
         return (
-            f"env '{self.setup.env}': episodes that are played at the same time change one another;"
+            f"env '{env}': episodes that are played at the same time change one another;"
             " make its lists and dicts in reset or __init__, not in the class, or write"
             " max_concurrency = 1 in the class"
         )
