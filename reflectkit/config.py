@@ -32,6 +32,7 @@ from pydantic_core import CoreSchema, PydanticUndefined, core_schema
 
 from reflectkit import foreign_names
 from reflectkit.errors import ConfigError, DataError, refuse, unknown_name
+from reflectkit.jsonl import lone_surrogate
 
 Kind = TypeVar("Kind", bound="Config")
 REQUIRED: Any = PydanticUndefined
@@ -40,9 +41,6 @@ MORE = "More settings"
 """The panel of the help with a command's own settings that are not essential."""
 LAST = "Every command"
 """The panel of the help with the settings of all commands."""
-
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair, which stands for bytes that are not valid UTF-8."""
 
 Rule = tuple[object, str]
 """A contradiction of settings: whether it applies, and what is wrong, with the fix."""
@@ -143,7 +141,7 @@ def _usable(value: Any, field: FieldInfo) -> Any:
     Raises ValueError for what no setting can have.
     """
     # 1. Bytes of a file's name that are not valid text
-    if isinstance(value, str | Path) and LONE_SURROGATE.search(str(value)):
+    if isinstance(value, str | Path) and lone_surrogate(str(value)):
         raise ValueError(f"{str(value)!r:.60} is not valid UTF-8")
 
     # 2. Text as what it names

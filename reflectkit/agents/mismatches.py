@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from reflectkit.agents.player_refs import Player
 from reflectkit.config import as_plain, flag, flat, is_path, leaves
 from reflectkit.envs import ENVS
-from reflectkit.envs.python_classes import class_in
+from reflectkit.envs.python_classes import class_in, env_text
 from reflectkit.envs.setup import EnvSetup
 from reflectkit.models.checkpoint_metadata import load_tokenizer, model_facts
 from reflectkit.models.refs import ModelRef
@@ -85,7 +85,7 @@ def env_mismatches(env: str, folders: Iterable[Path]) -> list[str]:
         if not isinstance(trained_env, str):
             continue
         if not _is_same_env(trained_env, env):
-            there, here = (class_in(name) or name for name in (trained_env, env))
+            there, here = env_text(trained_env), env_text(env)
             warnings.append(
                 f"{folder} was trained in env '{there}', but plays in '{here}'; use a checkpoint"
                 f" of '{here}', or the env '{there}'"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from reflectkit.console import Progress
 from reflectkit.envs import PROBLEMS, SPLITS, split_of
-from reflectkit.envs.python_classes import class_in
+from reflectkit.envs.python_classes import class_in, env_text
 from reflectkit.envs.setup import EnvSetup, at_level
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import dumps, lone_surrogate, read_json_list
@@ -409,9 +409,8 @@ class Problems:
     def source(self, split: str) -> str:
         """Where the problems of `split` come from, for messages."""
         first = FIRST_SEED[split]
-        env = class_in(self.setup.env) or self.setup.env
         seeds = f", seeds from {first:,}" if self.by_seed else ""
-        return str(self.file(split) or f"env '{env}'{seeds}")
+        return str(self.file(split) or f"env '{env_text(self.setup.env)}'{seeds}")
 
     def _ignores_seed(self, level: str) -> bool:
         """Whether the same actions give the same episodes with each seed, or one seed begins in
@@ -444,7 +443,7 @@ class Problems:
 
         tasks: of `level`; the first few are played.
         """
-        is_own = self.setup.env.startswith("class:") or self.setup.class_file is not None
+        is_own = class_in(self.setup.env) or self.setup.class_file is not None
         if not is_own or self.setup.kind.max_concurrency == 1:
             return ""
         episodes = _compared_episodes(tasks)
@@ -454,10 +453,9 @@ class Problems:
         # An env that draws without the seed differs one by one, too
         if one_by_one != self._histories(level, episodes, width=1):
             return ""
-        env = class_in(self.setup.env) or self.setup.env
         return (
-            f"env '{env}': episodes that are played at the same time change one another;"
-            " make its lists and dicts in reset or __init__, not in the class, or write"
+            f"env '{env_text(self.setup.env)}': episodes that are played at the same time change"
+            " one another; make its lists and dicts in reset or __init__, not in the class, or write"
             " max_concurrency = 1 in the class"
         )
 

@@ -27,7 +27,7 @@ from pydantic import (
 
 from reflectkit.config import NoSettings, check_own_settings
 from reflectkit.env import Env, Teacher
-from reflectkit.envs.python_classes import class_in
+from reflectkit.envs.python_classes import env_text
 from reflectkit.errors import ConfigError, brief, code_place
 from reflectkit.registry import plugins, resolve
 from reflectkit.types import Task
@@ -124,7 +124,7 @@ def env_class(name: str | type) -> type[Env]:
         )
     if not isinstance(value, type):
         raise ConfigError(f"{name} is {value!r:.60}, and no class; name the class of an env")
-    return _env_from(value, class_in(name) or name)
+    return _env_from(value, env_text(name))
 
 
 def _env_from(kind: type, name: str) -> type[Env]:

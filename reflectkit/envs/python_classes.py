@@ -60,6 +60,15 @@ def class_in(name: str) -> str:
     return rest.rpartition("-")[0] if scheme == SCHEME else ""
 
 
+def env_text(name: str) -> str:
+    """The name of an env as a person knows it.
+
+    >>> env_text("class:Maze-3f2a91c0"), env_text("maze.py:Maze")
+    ('Maze', 'maze.py:Maze')
+    """
+    return class_in(name) or name
+
+
 def env_of(name: str) -> type:
     """The class that was handed over as `name`. Raises ConfigError in another program."""
     if name not in _CLASSES:

@@ -12,7 +12,6 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from inspect import isawaitable
 from typing import Any, Generic, TypeVar
 
 from reflectkit.env import Agent, Context, Env
@@ -382,7 +381,7 @@ async def play(
                 # 1. The agent decides
                 context = Context(derive(episode.seed, "turn", len(turns)), env, tuple(turns))
                 answer = agent.decide(observation, context)
-                if not isawaitable(answer):
+                if not inspect.isawaitable(answer):
                     raise ConfigError(
                         f"{code_place(type(agent))}: decide() is not async; write async def decide"
                     )

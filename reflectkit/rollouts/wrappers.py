@@ -55,7 +55,6 @@ class Checked(Wrapper):
     """What the agent sees; None before the first."""
     over = True
     """Whether no episode is under way."""
-    _task_id = ""
     by_level = False
     """Whether the horizon is that of the problem's level."""
 
@@ -65,6 +64,7 @@ class Checked(Wrapper):
         super().__init__(env)
         self._horizon = horizon
         self._step_count = 0
+        self._task_id = ""
 
     @property
     def rules(self) -> str:

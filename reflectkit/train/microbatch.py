@@ -162,9 +162,8 @@ def _packed_by_prompt(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]
     """
     batches: list[list[Unit]] = []
     size = 0
-    read: set[tuple[tuple[int, ...], LabelPath]] = (
-        set()
-    )  # prompts and labels of the last micro-batch
+    # Prompts and labels of the last micro-batch
+    read: set[tuple[tuple[int, ...], LabelPath]] = set()
     for unit in sorted(parts, key=lambda unit: unit.tokens):
         # 1. What this unit adds to the last micro-batch: its prompt, and labels that are not there
         labels = {(unit.tokens, path) for path in unit.choices}

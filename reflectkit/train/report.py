@@ -16,6 +16,7 @@ from reflectkit.chat.config import Endpoint
 from reflectkit.chat.players import ChatReflector
 from reflectkit.config import command_words, non_default
 from reflectkit.console import Progress, Report, figures_table
+from reflectkit.envs.python_classes import class_in
 from reflectkit.evals.estimate import SAMPLE_SIZE, PlannedCalls, comment_requests, estimate
 from reflectkit.models.checkpoint_metadata import best_checkpoint, model_facts
 from reflectkit.runs.run import Run, checkpoints
@@ -77,14 +78,14 @@ def report(
     output = best or fit.checkpoint
     if not is_first:
         return Report("rlft", current.folder, figures, (output,))
-    report = current.finish(figures, [output, fit.metrics])
-    return replace(report, closing=next_commands(run, current.folder))
+    finished = current.finish(figures, [output, fit.metrics])
+    return replace(finished, closing=next_commands(run, current.folder))
 
 
 def next_commands(run: RLRun, folder: Path) -> tuple[str, ...]:
     """What to type after a run in `folder`; nothing for a class that a Python program made."""
     config = run.config
-    if config.env.name.startswith("class:"):
+    if class_in(config.env.name):
         return ()
     # 1. The settings of the run that others need, too
     shared = command_words(config.env, non_default(config.env))
@@ -92,7 +93,7 @@ def next_commands(run: RLRun, folder: Path) -> tuple[str, ...]:
     shared += command_words(config.run, non_default(config.run, "data_dir"))
 
     # 2. Compare it, and watch it
-    policy = f"{folder}"
+    policy = str(folder)
     if run.reflector is not None and not config.distill.weight:
         learned = config.reflector_training.every > 0
         policy += f"+{folder if learned else run.reflector}"

@@ -23,7 +23,7 @@ from reflectkit.console import Quiet
 from reflectkit.data.problems import Problems
 from reflectkit.env import check_teacher
 from reflectkit.envs import env_class
-from reflectkit.envs.python_classes import class_in
+from reflectkit.envs.python_classes import env_text
 from reflectkit.envs.setup import (
     EnvConfig,
     EnvSetup,
@@ -378,8 +378,8 @@ def words_needed(model: str, env: str) -> str:
     )
     return (
         f"--model {model} starts from random weights, which learn to choose but not to write, and"
-        f" env '{class_in(env) or env}' has states without choices; give --model FOLDER_OR_ID, --model smollm2-135m,"
-        " which needs no hub (`make smollm2`), or as --policy what `reflectkit sft` made of"
+        f" env '{env_text(env)}' has states without choices; give --model FOLDER_OR_ID,"
+        " --model smollm2-135m, which needs no hub (`make smollm2`), or as --policy what `reflectkit sft` made of"
         f" demonstrations{asks}"
     )
 
