@@ -25,7 +25,7 @@ from benchmarks.rl import wall
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.env import Env
 from reflectkit.eventloop import run_sync
-from reflectkit.models.labels import Path
+from reflectkit.models.labels import LabelPath
 from reflectkit.models.load import LoadedModel
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.base import SampleOutput, Sampler, SampleRequest
@@ -143,7 +143,7 @@ class Ours:
 class Follower:
     """A sampler that samples, and then answers with the recorded tokens. taken: by the seed of the request."""
 
-    def __init__(self, inner: Sampler, taken: dict[int, Path]) -> None:
+    def __init__(self, inner: Sampler, taken: dict[int, LabelPath]) -> None:
         self.inner, self.taken = inner, taken
         self.tokenizer, self.role, self.context = inner.tokenizer, inner.role, inner.context
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu import Bench, Measured
@@ -82,7 +81,9 @@ class WatchedUpdates(Quiet):
 
     def events(self) -> Iterable[Any]:
         """The profiler's events as it recorded them: its own tables take minutes for a million of them."""
-        return self._profiler.profiler.kineto_results.events()
+        profiler: Any = self._profiler.profiler
+        events: Iterable[Any] = profiler.kineto_results.events()
+        return events
 
 
 class Stacks:
@@ -187,14 +188,22 @@ class DeviceTimes:
         for event in events:
             name, nanoseconds = event.name(), event.duration_ns()
             table = calls
-            if on_gpu and event.device_type() == DeviceType.CUDA:
+            if on_gpu and event.device_type().name == "CUDA":
                 table = transfers if name.startswith(TRANSFERS) else kernels
                 spans.append((event.start_ns(), event.start_ns() + nanoseconds))
             table[name][0] += 1
             table[name][1] += nanoseconds / 1e9
-        frozen = ({name: (int(count), seconds) for name, (count, seconds) in each.items()}
-                  for each in (kernels, transfers, calls))  # fmt: skip
-        return cls(*frozen, _covered(spans) / 1e9)
+        return cls(
+            kernels=_frozen(kernels),
+            transfers=_frozen(transfers),
+            calls=_frozen(calls),
+            busy_s=_covered(spans) / 1e9,
+        )
+
+
+def _frozen(table: Mapping[str, Sequence[float]]) -> Mapping[str, tuple[int, float]]:
+    """(number, seconds) by name, of a table of such lists."""
+    return {name: (int(count), seconds) for name, (count, seconds) in table.items()}
 
 
 def _covered(spans: list[tuple[int, int]]) -> int:
@@ -243,7 +252,9 @@ def tables(times: Times, device: DeviceTimes, stacks: Stacks) -> str:
 
 def _sum(values: Mapping[str, tuple[int, float]], updates: int) -> tuple[float, float]:
     """(number, seconds) of an update."""
-    return tuple(sum(column) / updates for column in zip((0, 0.0), *values.values(), strict=True))  # type: ignore[return-value]
+    number = sum(number for number, _ in values.values())
+    seconds = sum(seconds for _, seconds in values.values())
+    return number / updates, seconds / updates
 
 
 def _table(title: str, values: Mapping[str, tuple[float, float]]) -> str:

@@ -153,7 +153,7 @@ def batching(bench: Bench) -> Iterator[str]:
         with rounds.measure("ours", "rollout"):
             played = ours.play(episodes)
         with rounds.measure("theirs", "rollout"):
-            theirs.play(other.model, played)
+            theirs.play(other.model, episodes, played)
         if number == 0:  # a warm-up
             rounds.clear()
     rounds.tokens = prompts * BATCHED_TOKENS

@@ -259,7 +259,7 @@ def report(name: str, run: Path, steps: int, ours: Usage, theirs: Usage, seconds
 
 def most_in_flight(rows: Sequence[Mapping[str, Any]]) -> int:
     """The most draws of the policy that waited for the service at once; an update that learns nothing does not say."""
-    return max(row.get("requests_in_flight", 0) for row in rows)
+    return max(int(row.get("requests_in_flight", 0)) for row in rows)
 
 
 def check_in_flight(name: str, run: Path) -> None:
@@ -269,7 +269,7 @@ def check_in_flight(name: str, run: Path) -> None:
         raise SystemExit(f"{name}: at most {most} requests in flight, with {EPISODES} episodes")
 
 
-def figures_of(run: Path) -> list[dict[str, Any]]:
+def figures_of(run: Path) -> list[Mapping[str, Any]]:
     """The rows of its updates."""
     return [row for _, row in read_jsonl(run / "metrics.jsonl")]
 

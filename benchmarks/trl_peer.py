@@ -37,7 +37,7 @@ from trl import GRPOConfig, GRPOTrainer
 from benchmarks import floor
 from benchmarks.common import PARTS, Ours, Rounds
 from reflectkit.eventloop import result_of
-from reflectkit.models.labels import Path, label_ids
+from reflectkit.models.labels import LabelPath, label_ids
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.rows import left_pad
 from reflectkit.prompts import policy_prompt
@@ -125,7 +125,7 @@ class Writer:
     """
 
     policy: LoadedModel
-    labels: Callable[[tuple[str, ...]], tuple[Path, ...]]
+    labels: Callable[[tuple[str, ...]], tuple[LabelPath, ...]]
     continuous: bool = False
 
     @torch.no_grad()
@@ -144,7 +144,9 @@ class Writer:
                 self._generate(model, prompts, longest, [self.labels(each) if each else () for each in choices])
         model.train(was_training)
 
-    def _generate(self, model: Any, prompts: list[list[int]], longest: int, labels: Sequence[tuple[Path, ...]]) -> None:
+    def _generate(
+        self, model: Any, prompts: list[list[int]], longest: int, labels: Sequence[tuple[LabelPath, ...]]
+    ) -> None:
         input_ids, mask = left_pad(prompts, self.policy.pad_id, model.device)
         width, pad_id = input_ids.shape[1], self.policy.pad_id
 

@@ -120,10 +120,13 @@ def _successes(pack: Pack) -> list[Effect]:
         for gap in [*of_several, *of_one]:
             sign = 1 if gap.first == first else -1
             low, high = (-math.inf if gap.low is None else gap.low), (math.inf if gap.high is None else gap.high)
-            ends = sorted((sign * 100 * low, sign * 100 * high))
+            least, most = sorted((sign * 100 * low, sign * 100 * high))
             seed_count = gap.seeds if isinstance(gap, SeedDifference) else 1
-            facts = (sign * 100 * gap.difference + 0.0, *ends, seed_count, gap.tasks, gap.p)
-            found.append(Effect(pack.title, first, second, pack.measure, gap.level, *facts))
+            points = sign * 100 * gap.difference + 0.0
+            effect = Effect(
+                pack.title, first, second, pack.measure, gap.level, points, least, most, seed_count, gap.tasks, gap.p
+            )
+            found.append(effect)
     return found
 
 

@@ -12,7 +12,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from reflectkit.env import Teacher
 from reflectkit.envs.auto_explore.env import (
@@ -31,7 +31,7 @@ from reflectkit.envs.auto_explore.env import (
 from reflectkit.envs.auto_explore.repository import UP
 from reflectkit.envs.memory.env import Memory, MemoryTeacher
 from reflectkit.envs.support.env import Support, SupportTeacher
-from reflectkit.envs.support.policy import RULES
+from reflectkit.envs.support.policy import RULES, RuleName
 from reflectkit.envs.support.shop import LATE_DAYS, PENDING, REASONS, RETURN_DAYS
 from reflectkit.text import stem, words
 from reflectkit.types import Message, Observation
@@ -151,7 +151,9 @@ def _results(messages: list[Message]) -> Iterator[tuple[str, Mapping[str, Any]]]
             yield before.calls[0].name, json.loads(message.content)
 
 
-def _forbids(wish: str, said: str, customer: str, order: Mapping[str, Any], product: Mapping[str, str]) -> str:
+def _forbids(
+    wish: str, said: str, customer: str, order: Mapping[str, Any], product: Mapping[str, str]
+) -> RuleName | Literal[""]:
     """The rule that forbids the wish, by what has been seen of it; "" if none does yet."""
     if wish == "extra":
         return "goodwill"

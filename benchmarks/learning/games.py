@@ -78,7 +78,7 @@ class ChangingChoices(Game):
     """A game whose choices depend on the state."""
 
     @property
-    def choices(self) -> list[str]:  # type: ignore[override]
+    def choices(self) -> list[str]:
         """The legal choices now; none before the first reset."""
         return [] if self.state is None else list(self.options(self.state))
 

@@ -103,7 +103,7 @@ def rlft_config(
     model = ModelRef.parse(flags.get("model", "tiny")).source(DATA, Quiet()).text
     return rlft.RLConfig.from_flat(
         **environment,
-        **flags | {"model": model},
+        **{**flags, "model": model},
         max_steps=budget.updates,
         episodes=budget.episodes,
         seed=seed,

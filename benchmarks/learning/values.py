@@ -36,7 +36,8 @@ class Values:
     def layers(self) -> list[dict[State, Step]]:
         """The states that can be met at each step of an episode."""
         steps: dict[State, Step] = {}
-        layers, states = [], set(self.starts)
+        layers: list[dict[State, Step]] = []
+        states = set(self.starts)
         while states and len(layers) < self.game.horizon:
             layer = {state: steps.setdefault(state, self._step(state)) for state in states}
             layers.append(layer)

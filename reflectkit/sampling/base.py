@@ -130,7 +130,11 @@ class Sampler(Protocol):
     tokenizer: Any
     role: str | None
     context: int
-    tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """As above."""
+        ...
 
     async def sample(self, request: SampleRequest) -> SampleOutput:
         """The answer to `request`. Raises CheckpointError if the model cannot answer such a request."""

@@ -109,10 +109,10 @@ def sized(name: str, world: World) -> World:
     if not world.pilot_seeds:
         return world
     last: dict[str, float] = {}
-    piloted: dict[str, tuple[World, Records]] = {}
+    piloted: dict[str, tuple[World, dict[int, Mapping[str, Any]]]] = {}
     for rate in world.rates:
         trial = replace(world, rate=rate, updates=world.pilot_updates)
-        records: dict[int, dict[str, Any]] = {}
+        records: dict[int, Mapping[str, Any]] = {}
         for number in world.pilot_seeds:
             seed = seed_of(f"{name}-pilot-{rate}", trial, number)
             for arm in PILOT_ARMS:

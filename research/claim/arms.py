@@ -267,7 +267,8 @@ class Seed:
         """
         plain, pair = (self.record(name)["tokens"] for name in ("plain", "pair"))
         left = sum(pair.values()) - plain["sft-plain"]
-        return max(updates, round(updates * left / plain["rl-plain"]))
+        needed: int = round(updates * left / plain["rl-plain"])
+        return max(updates, needed)
 
     # -------------------------------------------------------------------------------------------------------- records
 
@@ -331,9 +332,10 @@ class Seed:
             print(f"warning: {path} was made by code {record['code']}, and this is {code_digest()}", flush=True)
         return True
 
-    def record(self, name: str) -> Any:
+    def record(self, name: str) -> dict[str, Any]:
         """The record of an arm."""
-        return read_json(self.records / f"{name}.json")
+        record: dict[str, Any] = read_json(self.records / f"{name}.json")
+        return record
 
     def settings_digest(self) -> str:
         """A digest of the world's settings that decide what an arm gives."""

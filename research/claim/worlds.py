@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from reflectkit.envs.auto_explore.env import RIGHT_FILE, TO_FILE, TO_FOLDER
 from reflectkit.envs.auto_explore.repository import UP
@@ -30,7 +31,9 @@ def obey_taxi(observation: Observation, comment: str) -> int:
     stand = TAXI_V4.stands.index(target)
     other = (stand + 1) % len(TAXI_V4.stands)
     waits = "aiting" in comment
-    view = View(*here, passenger=stand if waits else ABOARD, destination=other if waits else stand)
+    row, column = here
+    passenger, destination = (stand, other) if waits else (ABOARD, stand)
+    view = View(row, column, passenger, destination)
     return TAXI_V4.best(encode(view))[0]
 
 
@@ -100,7 +103,7 @@ class World:
     prepare: tuple[str, ...] = ()
     """Commands before the demonstrations."""
     baselines: tuple[str, ...] = ("random", "oracle")
-    tries: tuple[Mapping[str, int], ...] = ({},)
+    tries: tuple[Mapping[str, Any], ...] = ({},)
     """Ways to train the pair's policy until it follows comments, in order: what each changes of the world."""
     most_seeds: int = 20
     """At most, for the comparison."""
