@@ -1159,7 +1159,7 @@ def test_actions_that_change_are_told() -> None:
             return "doors", {}
 
     env = make(Grows)
-    with pytest.raises(ConfigError, match="its action space had 2 actions, and has 3"):
+    with pytest.raises(ConfigError, match=r"its action space was Discrete\(2, start=5\), and is Discrete\(3\)"):
         env.reset(task_of(env), 0)
 
 

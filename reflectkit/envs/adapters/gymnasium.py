@@ -1,15 +1,16 @@
-"""Gymnasium's environments with discrete actions that show a text: `--env gymnasium:ID`, or an own
-class.
+"""Gymnasium's environments with discrete actions that show texts or few numbers: `--env
+gymnasium:ID`, or an own class.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import re
 import traceback
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache, cached_property
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,18 @@ from gymnasium.utils import seeding
 
 from reflectkit.env import Env, Teacher
 from reflectkit.envs.adapters.plain import Choices, settings_of, wrap_class
+from reflectkit.envs.adapters.spaces import (
+    MOST_NUMBERS,
+    action_count,
+    action_key,
+    actions_of,
+    in_words,
+    is_readable,
+    legal_actions,
+    observation_text,
+)
 from reflectkit.errors import ConfigError, brief, code_place, unknown_name
+from reflectkit.prompts import LABELS
 from reflectkit.registry import import_module
 from reflectkit.rollouts.wrappers import TranslatedTeacher
 
@@ -31,15 +43,21 @@ ACTIONS = {
     "CliffWalkingEnv": ("up", "right", "down", "left"),
     "TaxiEnv": ("south", "north", "east", "west", "pick up", "drop off"),
     "BlackjackEnv": ("stick", "hit"),
+    "CartPoleEnv": ("push left", "push right"),
+    "MountainCarEnv": ("accelerate left", "do not accelerate", "accelerate right"),
+    "AcrobotEnv": ("torque -1", "torque 0", "torque 1"),
+    "LunarLander": ("do nothing", "fire left engine", "fire main engine", "fire right engine"),
 }
 """Names of actions, as Gymnasium's pages give them; other envs may have `get_action_meanings()`."""
 COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 COLOURED = re.compile(r"\x1b\[([\d;]+)m(.*?)\x1b\[0m", re.DOTALL)
 FITS = (
-    "an environment fits if its action space is Discrete and it shows a text: a Text observation,"
-    " or render mode ansi; docs/more-environments.md has a wrapper that shows other observations as"
-    " a text"
+    "an environment fits if its actions are discrete and its observations are texts or at most"
+    f" {MOST_NUMBERS} numbers, or it has render mode ansi; docs/more-environments.md has a wrapper"
+    " that shows other observations as a text"
 )
+MOST_COMBINATIONS = len(LABELS)
+"""Of the parts of an action."""
 RETURNS = {
     "reset": ("reset(self, *, seed=None, options=None)", "(observation, info)"),
     "step": ("step(self, action)", "(observation, reward, terminated, truncated, info)"),
@@ -76,19 +94,19 @@ class GameEnv(Choices):
 
     def _legal(self, method: str, actions: Sequence[Any]) -> list[Any]:
         """The game's `actions`, which a teacher's `method` returned, as indices of the choices."""
-        names, choices = self.plain.names, self.plain.choices
-        start = int(self.plain.env.action_space.start)
+        game = self.plain
         places = []
         for action in actions:
-            is_action = isinstance(action, Integral) and 0 <= int(action) - start < len(names)
-            if not is_action:
+            try:
+                index = game.indices[action_key(action)]
+            except (KeyError, ValueError):
                 raise ConfigError(
                     f"{code_place(self.teacher_type)}: {method}() returned {brief(action)}; the"
-                    f" game's actions are the numbers from {start} to {start + len(names) - 1}"
-                )
-            name = names[int(action) - start]
-            if name in choices:
-                places.append(choices.index(name))
+                    f" game's actions are {game.span}"
+                ) from None
+            name = game.names[index]
+            if name in game.choices:
+                places.append(game.choices.index(name))
         if method in ("action", "best_actions") and not places:
             raise ConfigError(
                 f"{code_place(self.teacher_type)}: {method}() returned {brief(actions[0])}, which"
@@ -170,6 +188,12 @@ def _namer(env: Any) -> Any:
     return layer
 
 
+def _brief_space(space: spaces.Space[Any]) -> str:
+    """A space in an error."""
+    text = " ".join(str(space).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 class GymnasiumGame:
     """A game of Gymnasium, whose choices are the names of its actions and whose observations are
     texts.
@@ -200,16 +224,17 @@ class GymnasiumGame:
                     f" pass on render_mode ({error}); add that argument, or wrap it in a"
                     " gymnasium.ObservationWrapper whose observation_space is Text"
                 ) from None
-        actions = self.env.action_space
-        if not isinstance(actions, spaces.Discrete):
-            raise ConfigError(
-                f"{name}: its actions are {actions}; number them by a gymnasium.ActionWrapper whose"
-                " action_space is Discrete"
-            )
+        self.action_space = copy.deepcopy(self.env.action_space)
+        count = self._count()
+        seen_space = self.env.observation_space
         if self.renders and self.env.render_mode != "ansi":
-            space_name = type(self.env.observation_space).__name__
-            raise ConfigError(f"{name}: its observations are {space_name}, no text; {FITS}")
-        # 2. The names of its actions: its own, ours, or numbers
+            self.renders = False
+            if not is_readable(seen_space):
+                raise ConfigError(
+                    f"{name}: its observations are {_brief_space(seen_space)}; {FITS}"
+                )
+        # 2. The names of its actions: its own, ours, or their numbers
+        self.actions = actions_of(self.action_space)
         bare, meanings = self.env.unwrapped, None
         namer = _namer(self.env)
         if namer is not None and hasattr(namer, "get_action_meanings"):
@@ -217,13 +242,14 @@ class GymnasiumGame:
         elif namer is bare and type(bare).__name__ in ACTIONS:
             meanings = ACTIONS[type(bare).__name__]
         if meanings is None:
-            meanings = range(actions.start, actions.start + actions.n)
-        if not isinstance(meanings, list | tuple | range) or len(meanings) != actions.n:
+            self.names = [in_words(action) for action in self.actions]
+        elif isinstance(meanings, list | tuple | range) and len(meanings) == count:
+            self.names = [str(meaning).lower() for meaning in meanings]
+        else:
             raise ConfigError(
                 f"{code_place(type(bare))}: get_action_meanings() of {name} returned"
-                f" {brief(meanings)}; return a list of {actions.n} names"
+                f" {brief(meanings)}; return a list of {count} names"
             )
-        self.names = [str(meaning).lower() for meaning in meanings]
         # 3. Spaces of its own, as those of the class may be drawn from in other episodes
         for space in SPACES:
             with contextlib.suppress(AttributeError):  # a property
@@ -244,13 +270,41 @@ class GymnasiumGame:
 
     def step(self, choice: str) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Take the action of this name."""
-        action = self.env.action_space.start + self.names.index(choice)
+        # A copy, since a game may change an array
+        action = copy.deepcopy(self.actions[self.names.index(choice)])
         observation, reward, terminated, truncated, info = self._call("step", action)
         self.choices = self._legal(info)
         # Gymnasium's own games tell probabilities in their info, and no results
         if type(self.env.unwrapped).__module__.startswith("gymnasium.envs."):
             info = {}
         return self._text(observation), reward, terminated, truncated, info
+
+    @cached_property
+    def indices(self) -> dict[Hashable, int]:
+        """The index of each action, by its `action_key`."""
+        return {action_key(action): index for index, action in enumerate(self.actions)}
+
+    @property
+    def span(self) -> str:
+        """Which actions there are, in words for an error."""
+        if isinstance(self.action_space, spaces.Discrete):
+            return f"the numbers from {self.actions[0]} to {self.actions[-1]}"
+        return f"those of {_brief_space(self.action_space)}"
+
+    def _count(self) -> int:
+        """The number of actions. Raises ConfigError if they cannot be choices."""
+        name, space = type(self).__name__, _brief_space(self.action_space)
+        wrapper = "by a gymnasium.ActionWrapper whose action_space is Discrete"
+        count = action_count(self.action_space)
+        if count is None:
+            raise ConfigError(f"{name}: its actions are {space}; number them {wrapper}")
+        is_combined = not isinstance(self.action_space, spaces.Discrete)
+        if is_combined and count > MOST_COMBINATIONS:
+            raise ConfigError(
+                f"{name}: its actions are {space}, more than {MOST_COMBINATIONS} combinations;"
+                f" number those that it needs {wrapper}"
+            )
+        return count
 
     def _call(
         self,
@@ -287,36 +341,47 @@ class GymnasiumGame:
         without one, all.
         """
         # 1. All of the game
-        count, kind = len(self.names), type(self.env.unwrapped)
-        if self.env.action_space.n != count:
+        kind = type(self.env.unwrapped)
+        if self.env.action_space != self.action_space:
             raise ConfigError(
-                f"{code_place(kind)}: its action space had {count} actions, and has"
-                f" {self.env.action_space.n}; keep it, and give 0 or 1 for each in"
-                " info['action_mask']"
+                f"{code_place(kind)}: its action space was {_brief_space(self.action_space)}, and is"
+                f" {_brief_space(self.env.action_space)}; keep it, and give 0 or 1 for each action"
+                " in info['action_mask']"
             )
 
         # 2. Those that are allowed
         mask = info.get("action_mask")
         if mask is None:
             return self.names
-        values = mask.tolist() if hasattr(mask, "tolist") else mask
-        is_list = isinstance(values, list | tuple) and len(values) == count
-        # Others mark what is forbidden, by -inf
-        if not is_list or not all(value in (0, 1) for value in values):
+        try:
+            legal = legal_actions(self.action_space, mask)
+        except ValueError:
             raise ConfigError(
                 f"{code_place(kind)}: action_mask is {brief(mask)}; give 0 or 1 for each of"
-                f" {count} actions"
-            )
+                f" {len(self.names)} actions"
+            ) from None
         # As in Gymnasium's Taxi, 1 is for a legal action
-        return [name for name, legal in zip(self.names, values, strict=True) if legal]
+        return list(itertools.compress(self.names, legal))
 
     def _text(self, observation: Any) -> Any:
         """What the env shows as text; the places of coloured characters follow in words, where a
         line each.
         """
-        # 1. The text. What is none is refused, as in any class with choices
+        # 1. A text, or numbers. What is neither is refused, as in any class with choices
+        if isinstance(observation, str) and not self.renders:
+            return str(observation)
+        space = self.env.observation_space
+        if isinstance(space, spaces.Text):
+            return observation
         if not self.renders:
-            return str(observation) if isinstance(observation, str) else observation
+            try:
+                return observation_text(observation)
+            except ValueError:
+                kind = type(self.env.unwrapped)
+                raise ConfigError(
+                    f"{code_place(kind)}: {type(self).__name__} returned the observation"
+                    f" {brief(observation)}; return one of its space, {_brief_space(space)}"
+                ) from None
         picture = self.env.render()
         if not isinstance(picture, str):
             place = code_place(type(self.env.unwrapped).render)

@@ -1,0 +1,197 @@
+"""Gymnasium's games with actions of several parts, and with numbers as observations."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import gymnasium
+import numpy
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Sequence, Text, Tuple
+
+from reflectkit.env import Teacher, teacher_of
+from reflectkit.envs.adapters import adapt
+from reflectkit.envs.adapters.spaces import action_key
+from reflectkit.errors import ConfigError
+from reflectkit.eventloop import result_of
+from reflectkit.rollouts.wrappers import Checked
+from reflectkit.types import Task
+
+GRID = MultiDiscrete([2, 3], start=[0, 4], dtype=numpy.int32)
+TABLE = MultiDiscrete([[1, 2], [2, 1]])
+KEYS = MultiBinary(2)
+PAIR = Tuple([Discrete(2), MultiBinary(1)])
+ROBOT = Dict(gripper=Discrete(2), arm=Dict(up=Discrete(2, start=-1)))
+
+
+class Guide(Teacher):
+    """Says what the game is told to want, in any form."""
+
+    def action(self) -> Any:
+        return self.env.wanted
+
+
+class Parts(gymnasium.Env):
+    """Each action ends it, and spoils its own array."""
+
+    teacher_type = Guide
+    observation_space: Any = Text(99)
+    taken: Any = None
+    wanted: Any = None
+    mask: Any = None
+    seen: Any = "parts"
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.seen, {"action_mask": self.mask}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        self.taken = deepcopy(action)
+        if isinstance(action, numpy.ndarray):
+            action[:] = 0
+        return self.seen, 0.0, True, False, {}
+
+
+def begun(action_space: Any, **attributes: Any) -> tuple[Any, Any]:
+    """A game with this space of actions, and its first observation."""
+    kind = type("Parts", (Parts,), {"action_space": action_space, **attributes})
+    env: Any = Checked(adapt(kind)())
+    return env, env.reset(Task("1", env.name, "all", "1", {}), 0)
+
+
+@pytest.mark.parametrize(
+    ("space", "choices", "index", "action"),
+    [
+        (GRID, ["(0, 4)", "(0, 5)", "(0, 6)", "(1, 4)", "(1, 5)", "(1, 6)"], 4, [1, 5]),
+        (TABLE, ["((0, 0), (0, 0))", "((0, 0), (1, 0))", "((0, 1), (0, 0))", "((0, 1), (1, 0))"], 1, [[0, 0], [1, 0]]),
+        (KEYS, ["(0, 0)", "(0, 1)", "(1, 0)", "(1, 1)"], 1, [0, 1]),
+        (PAIR, ["(0, (0))", "(0, (1))", "(1, (0))", "(1, (1))"], 3, [1, [1]]),
+        (
+            ROBOT,
+            [f"gripper: {gripper}, arm: (up: {up})" for gripper in (0, 1) for up in (-1, 0)],
+            2,
+            {"arm": {"up": -1}, "gripper": 1},
+        ),
+    ],
+)
+def test_each_combination_of_an_action_s_parts_is_a_choice(
+    space: Any, choices: list[str], index: int, action: Any
+) -> None:
+    env, observation = begun(space)
+    assert list(observation.choices) == choices
+    for _ in range(2):
+        env.reset(Task("1", env.name, "all", "1", {}), 0)
+        result_of(env.step(index))
+        assert action_key(env.written.taken) == action_key(action)
+
+
+def test_a_class_names_the_combinations_in_their_order() -> None:
+    names = ["Wait", "Brake", "Steer", "Drift"]
+    env, observation = begun(KEYS, get_action_meanings=lambda self: names)
+    assert observation.choices == ("wait", "brake", "steer", "drift")
+    result_of(env.step(2))
+    assert env.written.taken.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("space", "mask", "legal"),
+    [
+        (GRID, [0, 1, 0, 0, 0, 1], [1, 5]),
+        (GRID, (numpy.array([0, 1]), numpy.array([1, 0, 1])), [3, 5]),
+        (TABLE, (([1], [0, 1]), ([1, 1], [1])), [2, 3]),
+        (KEYS, numpy.array([2, 1], numpy.int8), [1, 3]),
+        (KEYS, numpy.array([True, False, False, True]), [0, 3]),
+        (PAIR, ([0, 1], numpy.array([2])), [2, 3]),
+        (ROBOT, {"arm": {"up": [1, 0]}, "gripper": [0, 1]}, [2]),
+    ],
+)
+def test_a_mask_is_for_each_combination_or_for_each_part(space: Any, mask: Any, legal: list[int]) -> None:
+    every = begun(space)[1].choices
+    assert begun(space, mask=mask)[1].choices == tuple(every[index] for index in legal)
+
+
+@pytest.mark.parametrize(
+    ("space", "mask"),
+    [
+        (GRID, [1, 1, 1, 0, 1]),
+        (GRID, ([1, 1], [1, 1])),
+        (GRID, (1, 1)),
+        (KEYS, numpy.array([3, 1])),
+        (KEYS, {"0": [1]}),
+        (PAIR, ([0, 1],)),
+        (ROBOT, {"gripper": [0, 1]}),
+        (ROBOT, "all"),
+    ],
+)
+def test_a_mask_of_another_form_is_told(space: Any, mask: Any) -> None:
+    with pytest.raises(ConfigError, match=r"action_mask is .*; give 0 or 1 for each of \d actions"):
+        begun(space, mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("space", "wanted", "index"),
+    [
+        (GRID, [1, 6], 5),
+        (GRID, numpy.array([0, 5], numpy.int64), 1),
+        (PAIR, (numpy.int64(1), numpy.array([0])), 2),
+        (ROBOT, {"arm": {"up": 0}, "gripper": 0}, 1),
+    ],
+)
+def test_a_teacher_names_an_action_of_several_parts(space: Any, wanted: Any, index: int) -> None:
+    env, _ = begun(space, wanted=wanted)
+    assert teacher_of(env, "action").action() == index
+
+
+@pytest.mark.parametrize("wanted", [3, [1, 7], (1,), {"x": 1}, "(1, 4)", [0.5, 4], None])
+def test_an_action_that_is_not_of_the_space_is_told(wanted: Any) -> None:
+    env, _ = begun(GRID, wanted=wanted)
+    with pytest.raises(ConfigError, match=r"the game's actions are those of MultiDiscrete\(\[2 3\], start=\[0 4\]\)"):
+        teacher_of(env, "action").action()
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (MultiBinary(300), "more than 255 combinations; number those that it needs by a gymnasium.ActionWrapper"),
+        (Box(-1, 1, (2,)), r"its actions are Box\(-1.0, 1.0, \(2,\), float32\); number them"),
+        (Tuple([Discrete(2), Box(0, 1)]), r"its actions are Tuple\(.*; number them"),
+    ],
+)
+def test_actions_that_are_too_many_or_no_numbers_are_told(space: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        begun(space)
+
+
+@pytest.mark.parametrize(
+    ("space", "seen", "text"),
+    [
+        (Discrete(500), numpy.int64(328), "328"),
+        (Box(-9, 9, (3,)), numpy.array([0.12345678, -0.0, numpy.nan], numpy.float32), "(0.1235, 0, nan)"),
+        (Box(0, 1e9, (2, 1)), numpy.array([[12345.6], [7]]), "((12346), (7))"),
+        (Tuple([Discrete(32), Discrete(2)]), (14, 1), "(14, 1)"),
+        (MultiBinary(2), numpy.array([True, False]), "(True, False)"),
+        (Sequence(Discrete(9)), (), "()"),
+        (
+            Dict(mission=Text(20), near=Dict(wall=Discrete(2)), place=Box(-9, 9, (2,))),
+            {"mission": "go", "near": {"wall": 1}, "place": [1.5, -2.0]},
+            "mission: go, near: (wall: 1), place: (1.5, -2)",
+        ),
+        (Box(0, 1, (2,)), "two numbers", "two numbers"),
+    ],
+)
+def test_observations_of_few_numbers_are_texts(space: Any, seen: Any, text: str) -> None:
+    env, observation = begun(Discrete(2), observation_space=space, seen=seen)
+    assert observation.text == result_of(env.step(0)).observation.text == text
+
+
+@pytest.mark.parametrize("space", [Box(0, 255, (84, 84, 3)), Graph(Discrete(2), None), Dict(a=Box(0, 1, (65,)))])
+def test_observations_of_many_numbers_are_told(space: Any) -> None:
+    with pytest.raises(ConfigError, match=r"its observations are .*; an environment fits if"):
+        begun(Discrete(2), observation_space=space)
+
+
+@pytest.mark.parametrize("seen", [None, b"wall", numpy.zeros(65), [object()], {"a": None}])
+def test_an_observation_that_is_not_of_few_numbers_is_told(seen: Any) -> None:
+    with pytest.raises(ConfigError, match=r"returned the observation .*; return one of its space, Box\(0.0, 1.0"):
+        begun(Discrete(2), observation_space=Box(0, 1, (2,)), seen=seen)
