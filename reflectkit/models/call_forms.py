@@ -4,10 +4,12 @@ arguments are tags, else by the parser of transformers, which also describes fun
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from reflectkit import tools
@@ -19,7 +21,7 @@ def tool_of(function: Callable[..., Any]) -> ToolSpec:
     """A function as a tool, from its type hints and docstring. Raises ValueError where these do not
     describe it.
     """
-    from transformers.utils import get_json_schema
+    from transformers.utils import chat_template_utils
 
     @functools.wraps(function)
     def described(*arguments: Any, **keywords: Any) -> Any:
@@ -29,10 +31,24 @@ def tool_of(function: Callable[..., Any]) -> ToolSpec:
         name: hint for name, hint in function.__annotations__.items() if name != "return"
     }
     try:
-        schema = get_json_schema(described)["function"]
+        with _torch_unneeded(chat_template_utils):
+            schema = chat_template_utils.get_json_schema(described)["function"]
     except Exception as error:  # there is one for each part of a docstring
         raise ValueError(f"{' '.join(str(error).split()):.200}") from None
     return ToolSpec(schema["name"], schema["description"], schema["parameters"])
+
+
+@contextlib.contextmanager
+def _torch_unneeded(module: Any) -> Iterator[None]:
+    """In the block, `module` of transformers imports torch only if it is loaded already: it would
+    import it, for seconds, to see whether a type hint is a tensor.
+    """
+    available = module.is_torch_available
+    module.is_torch_available = lambda: "torch" in sys.modules
+    try:
+        yield
+    finally:
+        module.is_torch_available = available
 
 
 Calls = tuple[list[tuple[str, dict[str, Any]]], int]

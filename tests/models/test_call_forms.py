@@ -7,18 +7,22 @@ template leaves the turn as it was. `docs/call-formats.md` has the table.
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import trl
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 from transformers.models.llama4.processing_llama4 import chat_template as llama4
 
 from reflectkit.envs.conversation import spoken
+from reflectkit.models.call_forms import tool_of
 from reflectkit.models.chat import SWITCH, Dialogue
 from reflectkit.models.tiny import build_tokenizer
 from reflectkit.tools import LLAMA, PLAIN, form_text, parse, plain_text, thought_marks, written_message
@@ -355,3 +359,26 @@ def test_a_call_that_was_made_elsewhere_is_shown_in_the_models_form(name: str) -
     if dialogue.form != LLAMA and name != DROPS_CALLS:
         messages = [*map(raw, HISTORY), raw(Message("assistant", "I keep it."), (EASY,)), raw(FOUND)]
         assert text == rendered(dialogue, messages, prompt=True)
+
+
+def test_a_function_is_described_without_loading_torch() -> None:
+    code = (
+        "import sys\nfrom reflectkit.models.call_forms import tool_of\n"
+        "def add(a: int) -> int:\n    'Adds.\\n\\nArgs:\\n    a: It.'\n"
+        "assert tool_of(add).parameters['properties'] == {'a': {'type': 'integer', 'description': 'It.'}}\n"
+        "assert 'torch' not in sys.modules, 'so it takes seconds'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+def listen(sound: torch.Tensor) -> None:
+    """Listen.
+
+    Args:
+        sound: What to hear.
+    """
+
+
+def test_an_argument_may_be_a_tensor() -> None:
+    assert tool_of(listen).parameters["properties"] == {"sound": {"type": "audio", "description": "What to hear."}}
