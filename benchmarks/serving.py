@@ -14,6 +14,7 @@ The last compares the CPU time of decisions, in this process, with that of one f
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -23,7 +24,7 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -201,29 +202,63 @@ def table(heads: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows))
 
 
+def show_play(programs: Sequence[int]) -> None:
+    """The episodes and the largest memory of so many programs at once, as JSON."""
+    for count in programs:
+        print(json.dumps(play(count)))
+
+
+def show_programs(programs: Sequence[int]) -> None:
+    """A table of the memory of programs at once; each line is measured in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.serving", "play"]
+    rows = [json.loads(subprocess.check_output([*command, str(count)]).splitlines()[-1]) for count in programs]
+    print(table(["programs at once", "episodes", "largest memory"], rows))
+
+
+def show_decisions(models: Sequence[str]) -> None:
+    """A table of the time of decisions."""
+    rows = [row for model in models for row in decisions(model)]
+    print(table(["model", "decision", "tokens", "a pass over the first prompt", "CPU time", "ratio"], rows))
+
+
+def show_serve(models: Sequence[str]) -> None:
+    """A table of the time of answers, without and with a reflector."""
+    heads = [
+        "model",
+        "reflector",
+        "latency",
+        "CPU per answer, 1 client",
+        f"{AT_ONCE} clients",
+        "answers per second",
+        "largest memory",
+    ]
+    print(table(heads, [serve(model, reflects=reflects) for model in models for reflects in (False, True)]))
+
+
 def main() -> None:
     """Measure what the arguments say, and print it."""
-    what, *values = sys.argv[1:]
-    if what == "play":
-        print(json.dumps(play(int(values[0]))))
-    elif what == "decisions":
-        rows = [row for value in values for row in decisions(value)]
-        print(table(["model", "decision", "tokens", "a pass over the first prompt", "CPU time", "ratio"], rows))
-    elif what == "programs":
-        command = [sys.executable, "-m", "benchmarks.serving", "play"]
-        rows = [json.loads(subprocess.check_output([*command, value]).splitlines()[-1]) for value in values]
-        print(table(["programs at once", "episodes", "largest memory"], rows))
-    else:
-        heads = [
-            "model",
-            "reflector",
-            "latency",
-            "CPU per answer, 1 client",
-            f"{AT_ONCE} clients",
-            "answers per second",
-        ]
-        rows = [serve(value, reflects=reflects) for value in values for reflects in (False, True)]
-        print(table([*heads, "largest memory"], rows))
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True)
+    of_models: tuple[tuple[str, Callable[[Sequence[str]], None], str], ...] = (
+        ("serve", show_serve, "time of answers"),
+        ("decisions", show_decisions, "time of decisions"),
+    )
+    for name, show, what in of_models:
+        command = commands.add_parser(name, help=what)
+        command.add_argument("values", metavar="MODEL", nargs="+", help="tiny or smollm2-135m")
+        command.set_defaults(show=show)
+    of_counts: tuple[tuple[str, Callable[[Sequence[int]], None], str], ...] = (
+        ("programs", show_programs, "memory with programs"),
+        ("play", show_play, "the same, in this process"),
+    )
+    for name, show_count, what in of_counts:
+        command = commands.add_parser(name, help=what)
+        command.add_argument("values", metavar="PROGRAMS", nargs="+", type=int, help="how many at once")
+        command.set_defaults(show=show_count)
+    given = parser.parse_args()
+    given.show(given.values)
 
 
 if __name__ == "__main__":
