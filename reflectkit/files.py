@@ -10,12 +10,12 @@ import os
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
+from typing import Self
 
 from reflectkit.errors import DataError, unknown_name
 
 REPOSITORIES = Path("data/auto_explore/repos")
 """Where users put their own repositories. Where it is missing, the included ones are meant."""
-
 
 WRITES = {
     "data.json": "gen-task",
@@ -26,6 +26,35 @@ WRITES = {
     **dict.fromkeys(("episodes.jsonl", "eval.json"), "evaluate"),
 }
 """The command that writes a file of this name."""
+
+
+class OwnFolder:
+    """A context for code of somebody else, which may change the working folder of the process: the
+    next context of this object begins in the folder that it changed to, and all else goes on in the
+    one before.
+
+    folder: where the first context begins; None: where the process is.
+    """
+
+    def __init__(self, folder: str | None = None) -> None:
+        self.folder = folder
+        self._outside = ""
+
+    def __enter__(self) -> Self:
+        self._outside = os.getcwd()
+        if self.folder is not None:
+            os.chdir(self.folder)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            folder = os.getcwd()
+        except FileNotFoundError:  # it was a temporary one
+            folder = ""
+        self.folder = None
+        if folder != self._outside:
+            self.folder = folder or None
+            os.chdir(self._outside)
 
 
 def missing(path: Path) -> DataError:

@@ -26,7 +26,10 @@ from reflectkit.errors import (
     unknown_name,
     user_code_line,
 )
-from reflectkit.files import missing
+from reflectkit.files import OwnFolder, missing
+
+IMPORT_FOLDERS: dict[str, str] = {}
+"""The working folder that a user's module changed to while it was imported, by its `__name__`."""
 
 
 def resolve(
@@ -164,7 +167,11 @@ def _module_at(name: str) -> Any:
         package = name.partition(".")[0]
         if Path(f"{package}.py").is_file() or Path(package).is_dir():
             _search_also(Path.cwd())
-        return importlib.import_module(name)
+        with OwnFolder() as own:
+            module = importlib.import_module(name)
+        if own.folder is not None:
+            IMPORT_FOLDERS[name] = own.folder
+        return module
     # A file, whose own folder may have modules that it imports
     path, key = Path(name).absolute(), module_key(name)
     if key not in sys.modules:
@@ -174,11 +181,14 @@ def _module_at(name: str) -> Any:
         spec: Any = importlib.util.spec_from_file_location(key, path)
         sys.modules[key] = importlib.util.module_from_spec(spec)
         try:
-            spec.loader.exec_module(sys.modules[key])
+            with OwnFolder() as own:
+                spec.loader.exec_module(sys.modules[key])
         # A module that failed must not be found half-made
         except BaseException:
             del sys.modules[key]
             raise
+        if own.folder is not None:
+            IMPORT_FOLDERS[key] = own.folder
     return sys.modules[key]
 
 

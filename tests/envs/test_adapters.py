@@ -1365,6 +1365,44 @@ def test_mistakes_are_one_line(
     assert error.count("\n") == 1
 
 
+FOLDERS = """
+import os
+from pathlib import Path
+
+HERE = Path(__file__).parent
+os.chdir(HERE / "maps")
+
+
+class Folders:
+    choices = ("a", "b")
+
+    def __init__(self):
+        self.map = Path("map.txt").read_text()
+
+    def reset(self, seed):
+        os.chdir(HERE / "maps" / "turns")
+        return f"{self.map} {seed}"
+
+    def step(self, choice):
+        return Path("turn.txt").read_text(), 1.0, True
+"""
+
+
+def test_a_class_may_change_the_working_folder(request: pytest.FixtureRequest) -> None:
+    """Its file was not found again, and results went to the folder that it changed to."""
+    turns = Path("maps/turns")
+    turns.mkdir(parents=True)
+    (turns / "turn.txt").write_text("a turn", encoding="utf-8")
+    (turns.parent / "map.txt").write_text("a map", encoding="utf-8")
+    file = Path(f"{own_module(request.node)}.py")
+    file.write_text(FOLDERS, encoding="utf-8")
+    before = Path.cwd()
+    command = ["evaluate", "--env", str(file), "--policy", "random", "--problems", "3", "--name", "folders"]
+    assert main(command) == 0
+    assert Path.cwd() == before
+    assert read_json(Path("results/folders/eval.json"))["rows"][0]["success"] == 1.0
+
+
 def test_arguments_of_constructors_are_flags(
     request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,6 +41,8 @@ from reflectkit.envs.adapters.rewards import (
 from reflectkit.envs.conversation import LONGEST_RESULT, cut
 from reflectkit.errors import ConfigError, DataError, brief, code_place
 from reflectkit.eventloop import followed, outside_loop
+from reflectkit.files import OwnFolder
+from reflectkit.registry import IMPORT_FOLDERS
 from reflectkit.rollouts.tool_errors import CODE_ERROR_KEY, code_error
 from reflectkit.rollouts.wrappers import OUR_FIGURES, copy_of, is_flag
 from reflectkit.tools import read_use
@@ -71,7 +73,8 @@ def env_of_class(kind: type) -> type[Env]:
     if hasattr(kind, "step") and not hasattr(kind, "get_reward"):
         raise ConfigError(
             f"{kind.__name__} has no choices; write choices in the class, outside of its methods: a"
-            " list of texts, or a property that returns one"
+            " list of texts, or a property that returns one (a game of Gymnasium inherits from"
+            " gymnasium.Env)"
         )
     if hasattr(kind, "get_reward") and not callable(kind.get_reward):
         raise ConfigError(
@@ -158,10 +161,11 @@ def signature_of(function: Any) -> inspect.Signature:
 
 
 class Plain(Env):
-    """The base of adapters: an instance of `plain_type`, and the global generators of random numbers as it sees them.
+    """The base of adapters: an instance of `plain_type`, and the global generators of random
+    numbers and the working folder as it sees them.
 
-    Python's and numpy's generators are seeded at each reset and kept between calls, so that a class that uses them is
-    played the same way each time, whatever runs beside it.
+    Python's and numpy's generators are seeded at each reset and kept between calls. A class that
+    uses them is played the same way each time, whatever else runs.
     """
 
     plain_type: ClassVar[type]
@@ -174,7 +178,8 @@ class Plain(Env):
             if name not in DatasetSettings.model_fields:
                 arguments[name] = value
         self._random = _states(0)
-        with self._class_random():
+        self._folder = OwnFolder(IMPORT_FOLDERS.get(self.plain_type.__module__))
+        with self._class_state():
             self.plain: Any = self.plain_type(**arguments)
 
     @classmethod
@@ -204,15 +209,18 @@ class Plain(Env):
         return self.plain
 
     @contextlib.contextmanager
-    def _class_random(self) -> Any:
-        """The class's random numbers inside the block, and those of the rest again afterwards."""
+    def _class_state(self) -> Any:
+        """The class's random numbers and working folder inside the block, and those of the rest
+        again afterwards.
+        """
         import numpy
 
         outside = random.getstate(), numpy.random.get_state()
         random.setstate(self._random[0])
         numpy.random.set_state(self._random[1])
         try:
-            yield
+            with self._folder:
+                yield
         finally:
             self._random = random.getstate(), numpy.random.get_state()
             random.setstate(outside[0])
@@ -292,7 +300,7 @@ class Choices(Plain):
             task_int(task, "seed", 0, 2**63 - 1)
         seed, self._gained = self._begin(task, seed), False
         parameters = inspect.signature(self.plain.reset).parameters
-        with self._class_random():
+        with self._class_state():
             if "seed" in parameters:
                 returned = self._call("reset", seed=seed)
             else:
@@ -302,7 +310,7 @@ class Choices(Plain):
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Take choice `action`."""
         choice = self._offered[check_choice(action, self._offered, self.name)]
-        with self._class_random():
+        with self._class_state():
             return followed(self._call("step", choice), self._result)
 
     def _begun(self, returned: Any) -> Observation:
@@ -477,7 +485,7 @@ class Tools(Plain):
             self._ids = CompletionIds()
             return self._observe()
 
-        with self._class_random():
+        with self._class_state():
             return followed(self._call("reset", **arguments), begun)
 
     def decided(self, decision: Decision) -> None:
@@ -491,7 +499,7 @@ class Tools(Plain):
         self._steps += 1
         refused = len(use.errors)
         faults: dict[str, list[str]] = {}
-        with contextlib.nullcontext() if self._waits else self._class_random():
+        with contextlib.nullcontext() if self._waits else self._class_state():
             # 1. The calls
             for call in use.calls:
                 try:
