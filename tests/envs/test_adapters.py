@@ -1163,6 +1163,21 @@ def test_actions_that_change_are_told() -> None:
         env.reset(task_of(env), 0)
 
 
+def test_a_game_is_closed_after_play_though_that_may_fail() -> None:
+    closed = []
+
+    class Held(Doors):
+        def close(self) -> None:
+            closed.append(self)
+            raise RuntimeError("no window")
+
+    kind = adapt(Held)
+    task = Task("1", kind.name, "all", "1", {})
+    (trajectory,) = rollout([Episode(task, 1)], kind, Plays(1))
+    assert trajectory.status is Status.COMPLETED
+    assert len(closed) == 1
+
+
 class Own(Doors):
     teacher_type = "human"
 
@@ -1256,6 +1271,12 @@ class Four(Game):
 class Bare(Game):
     def reset(self, *, seed=None, options=None): return "?"
 
+class Uninformed(Game):
+    def step(self, action): return "?", 0.0, True, False, None
+
+class Async(Game):
+    async def step(self, action): return super().step(action)
+
 class Seedless(Game):
     def reset(self): return "?", {}
 
@@ -1346,6 +1367,8 @@ if "Four-v0" not in gymnasium.registry: gymnasium.register("Four-v0", entry_poin
         ("Four", "step() of Four: it returned ('?', 0.0, True, {})"),
         ("gymnasium:FILE:Four-v0", "step() of Four-v0: not enough values to unpack (expected 5, got 4)"),
         ("Bare", "reset() of Bare: it returned '?'; write reset(self, *, seed=None, options=None)"),
+        ("Uninformed", "False, None), whose info is no dict; write step(self, action), and return"),
+        ("Async", ", as it is async; write step(self, action)"),
         ("Seedless", "unexpected keyword argument 'seed'; write reset(self, *, seed=None, options=None)"),
         ("Spaceless", "Spaceless has no observation_space"),
         ("Blank", "render() of Blank returned None"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import itertools
 import re
 import traceback
@@ -85,6 +86,12 @@ class GameEnv(Choices):
     def written(self) -> Any:
         """The game itself, without Gymnasium's wrappers."""
         return self.plain.env.unwrapped
+
+    def close(self) -> None:
+        """Close the game."""
+        # A game that never opened a window may fail to close it, and nothing depends on that
+        with self._class_state(), contextlib.suppress(Exception):
+            self.plain.env.close()
 
     def teacher(self) -> Any:
         """The class's own, whose actions are the game's; those that are masked are no mistakes to
@@ -330,6 +337,11 @@ class GymnasiumGame:
             if is_form and isinstance(returned[-1], dict):
                 return tuple(returned)
             fault = f"it returned {brief(returned)}"
+            if is_form:
+                fault += ", whose info is no dict"
+            if inspect.iscoroutine(returned):
+                returned.close()  # otherwise Python warns that it was never awaited
+                fault += ", as it is async"
         place = code_place(getattr(type(self.env.unwrapped), method))
         raise ConfigError(
             f"{place}: {method}() of {type(self).__name__}: {fault}; write {form}, and return"
