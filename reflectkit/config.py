@@ -314,9 +314,10 @@ def leaves(kind: type[Config], values: Mapping[str, Any] | None = None) -> list[
     result: dict[str, Leaf] = {}
     for leaf in _leaves(kind, values or {}, None, (), None, ()):
         if leaf.name in result:
-            owner = result[leaf.name].panel or leaf.panel
+            chosen = leaf if leaf.by else result[leaf.name]
             raise ConfigError(
-                f"{owner}: its setting '{leaf.name}' is one of the command's already; rename it"
+                f"{chosen.panel}: its setting '{leaf.name}' is one of the command's already; rename"
+                " it, or write a subclass whose constructor has no such argument"
             )
         result[leaf.name] = leaf
     return list(result.values())

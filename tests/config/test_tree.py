@@ -78,6 +78,19 @@ def test_no_two_leaves_share_a_name() -> None:
     with pytest.raises(ConfigError, match="food 'fruit': its setting 'seeds' is one of the command's already"):
         leaves(Twice)
 
+    class Kitchen(Config):
+        """Kitchen: where."""
+
+        seeds: int = option(1, help="Taken.")
+        food: str = option("fruit", help="What to eat.")
+        settings: Any = chosen_by("food", settings=KINDS.__getitem__)
+
+    class Within(Config):
+        kitchen: Kitchen = Kitchen()
+
+    with pytest.raises(ConfigError, match="food 'fruit': its setting 'seeds'"):
+        leaves(Within)
+
 
 def test_values_are_replaced_anywhere_in_the_tree() -> None:
     meal = with_values(Meal.from_flat(food="fruit"), seeds=5, hot_drink=True)

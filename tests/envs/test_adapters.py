@@ -18,7 +18,7 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy
@@ -1386,6 +1386,36 @@ def test_mistakes_are_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+class Sized(Counter):
+    """Arguments as people write them."""
+
+    def __init__(
+        self,
+        place: int = 1,
+        /,
+        size: int = None,  # type: ignore[assignment]  # noqa: RUF013
+        colour: Literal["red"] = None,  # type: ignore[assignment]  # noqa: RUF013
+        slippery: bool = 0,  # type: ignore[assignment]
+        folder: Path = "maps",  # type: ignore[assignment]
+        limit: float = math.inf,
+        shape: tuple[int, int] = (4, 4),
+        copy: int = 5,
+        _debug: bool = False,
+    ) -> None:
+        super().__init__()
+        self.given = (place, size, colour, slippery, folder, limit, shape, copy, _debug)
+
+
+def test_a_default_may_be_of_another_type_than_its_hint() -> None:
+    """The first had to be given, though it has a default, and the last two were internal errors."""
+    kind = env_class(Sized)
+    assert set(kind.Settings.model_fields) == {"size", "colour", "slippery", "folder"}
+    env: Any = kind(**dict(kind.Settings()))
+    assert env.plain.given == (1, None, None, 0, Path("maps"), math.inf, (4, 4), 5, False)
+    env = kind(size=3, colour="red")
+    assert env.plain.given[:3] == (1, 3, "red")
 
 
 FOLDERS = """

@@ -12,10 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
-from types import NoneType
 from typing import Any, ClassVar, Literal, get_origin
 
-from pydantic import create_model
+from pydantic import ValidationError, create_model
 
 from reflectkit.config import REQUIRED, Config, NoSettings, alternatives, option
 from reflectkit.env import (
@@ -111,7 +110,7 @@ def settings_of(
     **defaults: Any,
 ) -> type[Config]:
     """The arguments of a constructor that are of simple types, as settings; `defaults` replace its
-    own. Raises ConfigError for one of another type without a default.
+    own. Raises ConfigError for one without a default that cannot be a setting.
     """
     fields: dict[str, Any] = {}
     for name, parameter in signature_of(kind).parameters.items():
@@ -119,25 +118,58 @@ def settings_of(
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        # 1. Its type, or that of its default
         default, hint = defaults.get(name, parameter.default), parameter.annotation
         is_required = default is parameter.empty
-        if hint is parameter.empty and not is_required:
-            hint = type(default)
-        # 2. A flag, if a text can be read as such a value
-        kinds = alternatives(hint)
-        single = kinds[0] if len(kinds) == 1 else NoneType
-        is_simple = single in SIMPLE or get_origin(single) is Literal
-        if is_simple:
+        value_type = _setting_type(hint, default)
+        # A field may not have every name, and a constructor may not take it by name
+        is_free = not name.startswith("_") and not hasattr(Config, name)
+        has_name = parameter.kind is not parameter.POSITIONAL_ONLY
+        if value_type is not None and is_free and has_name:
             value = REQUIRED if is_required else default
-            fields[name] = hint, option(value, help=f"Argument of {kind.__name__}.")
+            fields[name] = value_type, option(value, help=f"Argument of {kind.__name__}.")
         elif is_required:
-            why = "has no type" if hint is parameter.empty else "cannot be a flag"
+            why, fix = "cannot be a flag", f"make it e.g. {name}: int"
+            if hint is parameter.empty:
+                why = "has no type"
+            elif not is_free:
+                fix = "rename it"
+            elif not has_name:
+                fix = "remove the / after it"
             raise ConfigError(
-                f"{kind.__name__}: its constructor's argument '{name}' {why}; make it e.g. {name}:"
-                " int, or give it a default"
+                f"{kind.__name__}: its constructor's argument '{name}' {why}; {fix}, or give it a"
+                " default"
             )
     return create_model("Settings", __base__=Config, **fields) if fields else NoSettings
+
+
+def _setting_type(hint: Any, default: Any) -> Any:
+    """The type of a setting for an argument; None if a text cannot be read as its value. The
+    default may be of another type than the hint says, such as None.
+    """
+    if default is inspect.Parameter.empty:
+        return hint if _is_simple(hint) else None
+    if default is None:
+        return hint | None if _is_simple(hint) else None
+    for candidate in (hint, type(default)):
+        if _is_simple(candidate) and _may_be(candidate, default):
+            return candidate
+    return None
+
+
+def _is_simple(hint: Any) -> bool:
+    """Whether a text on the command line can be read as a value of type `hint`."""
+    kinds = alternatives(hint)
+    return len(kinds) == 1 and (kinds[0] in SIMPLE or get_origin(kinds[0]) is Literal)
+
+
+def _may_be(hint: Any, default: Any) -> bool:
+    """Whether a setting of type `hint` may have the value `default`."""
+    kind = create_model("Default", __base__=Config, value=(hint, REQUIRED))
+    try:
+        kind.model_validate({"value": default})
+    except ValidationError:
+        return False
+    return True
 
 
 def signature_of(function: Any) -> inspect.Signature:
