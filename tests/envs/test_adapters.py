@@ -1412,7 +1412,7 @@ def test_a_default_may_be_of_another_type_than_its_hint() -> None:
     """The first had to be given, though it has a default, and the last two were internal errors."""
     kind = env_class(Sized)
     assert set(kind.Settings.model_fields) == {"size", "colour", "slippery", "folder"}
-    env: Any = kind(**dict(kind.Settings()))
+    env: Any = kind(**dict(kind.Settings.from_flat()))
     assert env.plain.given == (1, None, None, 0, Path("maps"), math.inf, (4, 4), 5, False)
     env = kind(size=3, colour="red")
     assert env.plain.given[:3] == (1, 3, "red")
