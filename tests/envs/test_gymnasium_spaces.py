@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
@@ -11,6 +12,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Sequence, Text, Tuple
 
 from reflectkit.env import Teacher, teacher_of
+from reflectkit.envs import env_class
 from reflectkit.envs.adapters import adapt
 from reflectkit.envs.adapters.spaces import action_key
 from reflectkit.errors import ConfigError
@@ -191,7 +193,47 @@ def test_observations_of_many_numbers_are_told(space: Any) -> None:
         begun(Discrete(2), observation_space=space)
 
 
-@pytest.mark.parametrize("seen", [None, b"wall", numpy.zeros(65), [object()], {"a": None}])
-def test_an_observation_that_is_not_of_few_numbers_is_told(seen: Any) -> None:
-    with pytest.raises(ConfigError, match=r"returned the observation .*; return one of its space, Box\(0.0, 1.0"):
+@pytest.mark.parametrize(
+    ("seen", "message"),
+    [
+        (None, "None is no text, number, list or dict; return one of its observation_space"),
+        (b"wall", "b'wall' is no text"),
+        ({"a": [1, None]}, "None is no text"),
+        (numpy.zeros(65), "it has 65 parts, and 64 can be shown"),
+    ],
+)
+def test_an_observation_that_is_not_of_few_numbers_is_told(seen: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"returned the observation .*; {message}"):
         begun(Discrete(2), observation_space=Box(0, 1, (2,)), seen=seen)
+
+
+class Drawn(Parts):
+    """Says that it draws in characters."""
+
+    metadata: Any = {"render_modes": ["ansi"]}  # noqa: RUF012  Gymnasium's own attribute
+    observation_space = Discrete(3)
+    seen = 2
+
+    def render(self) -> str:
+        return "a board"
+
+
+class Drawing(Drawn):
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def close(self) -> None:
+        raise RuntimeError("no window")
+
+
+def test_a_game_is_drawn_if_its_constructor_allows_that_and_else_its_numbers_are_shown() -> None:
+    for kind, text in ((Drawn, "2"), (Drawing, "a board")):
+        drawn = type("Drawn", (kind,), {"action_space": Discrete(2)})
+        env: Any = Checked(adapt(drawn)())
+        assert env.reset(Task("1", env.name, "all", "1", {}), 0).text == text
+
+
+@pytest.mark.skipif(find_spec("shimmy") is not None, reason="what is missing is installed")
+def test_what_a_game_lacks_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"GymV26Environment-v0: To use the gym compatibility environments"):
+        env_class("gymnasium:GymV26Environment-v0")()

@@ -10,7 +10,7 @@ import inspect
 import itertools
 import re
 import traceback
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache, cached_property
 from numbers import Integral
 from pathlib import Path
@@ -34,7 +34,7 @@ from reflectkit.envs.adapters.spaces import (
     legal_actions,
     observation_text,
 )
-from reflectkit.errors import ConfigError, brief, code_place, unknown_name
+from reflectkit.errors import ConfigError, brief, code_place, unknown_name, user_code_line
 from reflectkit.prompts import LABELS
 from reflectkit.registry import import_module
 from reflectkit.rollouts.wrappers import TranslatedTeacher
@@ -89,9 +89,8 @@ class GameEnv(Choices):
 
     def close(self) -> None:
         """Close the game."""
-        # A game that never opened a window may fail to close it, and nothing depends on that
-        with self._class_state(), contextlib.suppress(Exception):
-            self.plain.env.close()
+        with self._class_state():
+            self.plain.close()
 
     def teacher(self) -> Any:
         """The class's own, whose actions are the game's; those that are masked are no mistakes to
@@ -210,37 +209,23 @@ class GymnasiumGame:
     horizon: int | None = None
 
     def __init__(self, **settings: Any) -> None:
-        # 1. The game, which shows a text: an observation, or its picture in characters
-        self.env = type(self).make(**settings)
+        # 1. The game
+        self.env = self._made(settings)
         name, bare = type(self).__name__, self.env.unwrapped
         for space in SPACES:
             if not isinstance(getattr(bare, space, None), spaces.Space):
                 raise ConfigError(
                     f"{code_place(type(bare))}: {name} has no {space}, a space of Gymnasium; {FITS}"
                 )
-        self.renders = not isinstance(self.env.observation_space, spaces.Text)
-        # A picture in characters, where observations are no texts
-        if self.renders and "ansi" in ((self.env.metadata or {}).get("render_modes") or ()):
-            self.env.close()
-            try:
-                self.env = type(self).make(**settings, render_mode="ansi")
-            except TypeError as error:
-                kind = type(self.env.observation_space).__name__
-                raise ConfigError(
-                    f"{name}: its observations are {kind}, no text, and its constructor does not"
-                    f" pass on render_mode ({error}); add that argument, or wrap it in a"
-                    " gymnasium.ObservationWrapper whose observation_space is Text"
-                ) from None
         self.action_space = copy.deepcopy(self.env.action_space)
         count = self._count()
+        # 2. What it shows: texts, its picture in characters, or numbers
         seen_space = self.env.observation_space
-        if self.renders and self.env.render_mode != "ansi":
-            self.renders = False
-            if not is_readable(seen_space):
-                raise ConfigError(
-                    f"{name}: its observations are {_brief_space(seen_space)}; {FITS}"
-                )
-        # 2. The names of its actions: its own, ours, or their numbers
+        is_text = isinstance(seen_space, spaces.Text)
+        self.renders = not is_text and self._begin_to_render(settings)
+        if not (is_text or self.renders or is_readable(seen_space)):
+            raise ConfigError(f"{name}: its observations are {_brief_space(seen_space)}; {FITS}")
+        # 3. The names of its actions: its own, ours, or their numbers
         self.actions = actions_of(self.action_space)
         bare, meanings = self.env.unwrapped, None
         namer = _namer(self.env)
@@ -257,7 +242,7 @@ class GymnasiumGame:
                 f"{code_place(type(bare))}: get_action_meanings() of {name} returned"
                 f" {brief(meanings)}; return a list of {count} names"
             )
-        # 3. Spaces of its own, as those of the class may be drawn from in other episodes
+        # 4. Spaces of its own, as those of the class may be drawn from in other episodes
         for space in SPACES:
             with contextlib.suppress(AttributeError):  # a property
                 setattr(bare, space, copy.deepcopy(getattr(bare, space)))
@@ -286,6 +271,12 @@ class GymnasiumGame:
             info = {}
         return self._text(observation), reward, terminated, truncated, info
 
+    def close(self) -> None:
+        """Close the game."""
+        # One that never opened a window may fail to close it, and nothing depends on that
+        with contextlib.suppress(Exception):
+            self.env.close()
+
     @cached_property
     def indices(self) -> dict[Hashable, int]:
         """The index of each action, by its `action_key`."""
@@ -297,6 +288,39 @@ class GymnasiumGame:
         if isinstance(self.action_space, spaces.Discrete):
             return f"the numbers from {self.actions[0]} to {self.actions[-1]}"
         return f"those of {_brief_space(self.action_space)}"
+
+    def _made(self, settings: Mapping[str, Any], **mode: str) -> Any:
+        """A game. Raises ConfigError where something is not installed, unless the user's own code
+        says so.
+        """
+        try:
+            return type(self).make(**settings, **mode)
+        except (Error, ImportError) as error:
+            if user_code_line(error):
+                raise
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"{type(self).__name__}: {reason}") from None
+
+    def _begin_to_render(self, settings: Mapping[str, Any]) -> bool:
+        """Make a game that draws itself in characters, if it can. Raises ConfigError if it says
+        that it can, its constructor does not allow it, and its observations cannot be shown.
+        """
+        if "ansi" not in ((self.env.metadata or {}).get("render_modes") or ()):
+            return False
+        try:
+            drawing = self._made(settings, render_mode="ansi")
+        except TypeError as error:
+            space = self.env.observation_space
+            if is_readable(space):
+                return False
+            raise ConfigError(
+                f"{type(self).__name__}: its observations are {type(space).__name__}, no text, and"
+                f" its constructor does not pass on render_mode ({error}); add that argument, or"
+                " wrap it in a gymnasium.ObservationWrapper whose observation_space is Text"
+            ) from None
+        self.close()
+        self.env = drawing
+        return bool(self.env.render_mode == "ansi")
 
     def _count(self) -> int:
         """The number of actions. Raises ConfigError if they cannot be choices."""
@@ -388,11 +412,11 @@ class GymnasiumGame:
         if not self.renders:
             try:
                 return observation_text(observation)
-            except ValueError:
+            except ValueError as error:
                 kind = type(self.env.unwrapped)
                 raise ConfigError(
                     f"{code_place(kind)}: {type(self).__name__} returned the observation"
-                    f" {brief(observation)}; return one of its space, {_brief_space(space)}"
+                    f" {brief(observation)}; {error}"
                 ) from None
         picture = self.env.render()
         if not isinstance(picture, str):

@@ -11,6 +11,8 @@ from typing import Any
 import numpy
 from gymnasium import spaces
 
+from reflectkit.errors import brief
+
 MOST_NUMBERS = 64
 """In an observation that is shown as a text."""
 BINARY_MASKS = {0: (1, 0), 1: (0, 1), 2: (1, 1)}
@@ -68,10 +70,10 @@ def legal_actions(space: spaces.Space[Any], mask: Any) -> list[bool]:
     elif isinstance(space, spaces.MultiBinary) and numpy.shape(mask) == space.shape:
         masks = [BINARY_MASKS.get(number) for number in numpy.ravel(mask)]
     if isinstance(space, spaces.Discrete) or not isinstance(masks, list | tuple):
-        raise ValueError(f"no mask of {space}: {mask}")
+        raise ValueError(f"no mask of {space}: {brief(mask)}")
     parts = _parts(space)
     if len(masks) != len(parts):
-        raise ValueError(f"no mask of {space}: {mask}")
+        raise ValueError(f"no mask of {space}: {brief(mask)}")
     return [all(bits) for bits in itertools.product(*map(legal_actions, parts, masks))]
 
 
@@ -87,7 +89,7 @@ def action_key(action: Any) -> Hashable:
         return tuple(map(action_key, action))
     if isinstance(action, Integral):
         return int(action)
-    raise ValueError(f"no action: {action}")
+    raise ValueError(f"no action: {brief(action)}")
 
 
 def is_readable(space: spaces.Space[Any]) -> bool:
@@ -100,8 +102,11 @@ def observation_text(observation: Any) -> str:
     """An observation as a text. Raises ValueError unless it is of texts and at most MOST_NUMBERS
     numbers.
     """
-    if _size(observation) > MOST_NUMBERS:
-        raise ValueError(f"more than {MOST_NUMBERS} numbers")
+    size = _size(observation)
+    if size > MOST_NUMBERS:
+        raise ValueError(
+            f"it has {size:,} parts, and {MOST_NUMBERS} can be shown; return fewer, or a text"
+        )
     return in_words(observation)
 
 
@@ -123,7 +128,9 @@ def in_words(value: Any) -> str:
     if isinstance(value, Integral | numpy.bool_):
         return str(value)
     if not isinstance(value, Real):
-        raise ValueError(f"no text or number: {value}")
+        raise ValueError(
+            f"{brief(value)} is no text, number, list or dict; return one of its observation_space"
+        )
     number = float(value)
     # Four digits, but no fewer than a whole number has
     is_large = 1000 <= abs(number) < 1e15
