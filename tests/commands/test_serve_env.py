@@ -31,7 +31,8 @@ pytest.importorskip("websockets", reason="needs websockets")
 
 from openenv.core import GenericEnvClient, MCPToolClient
 
-from reflectkit.commands.serve_env import ServeEnvConfig, app_of, tasks_of
+from reflectkit.commands.serve_env import ServeEnvConfig, tasks_of
+from reflectkit.envs.adapters.openenv_server import app_of
 
 
 def app(env: str, token: str = "", sessions: int = 8, **settings: Any) -> Any:
