@@ -11,8 +11,9 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ from reflectkit.jsonl import read_json, write_json
 from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.seeding import generator
 from reflectkit.text import pluralize
+from reflectkit.types import Task
 
 EXAMPLES = (
     "reflectkit split --env taxi",
@@ -111,14 +113,18 @@ class SplitConfig(Config):
         """The file to split; None for an env that lists its own problems, before there are records
         of them.
         """
-        # The given file, or the first one that exists
-        places = (
-            [self.task_file]
-            if self.task_file
-            else [self.folder / name for name in (RECORDS, PROBLEMS)]
-        )
-        existing = next((place for place in places if place.exists()), None)
-        return existing or (None if self.taskset.has("tasks") and not self.task_file else places[0])
+        # 1. The given file
+        if self.task_file:
+            return self.task_file
+
+        # 2. The first one that exists
+        places = [self.folder / RECORDS, self.folder / PROBLEMS]
+        for place in places:
+            if place.exists():
+                return place
+
+        # 3. The env's own list; a file that is missing is refused later
+        return None if self.taskset.has("tasks") else places[0]
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -136,7 +142,7 @@ def run(config: SplitConfig, progress: Progress) -> Report:
     demonstrations and groups without are each split in this ratio.
     """
     # 1. The records
-    source, kind, taskset = config.source, env_class(config.env), config.taskset
+    source, taskset = config.source, config.taskset
     if source is not None:
         config.setup.require(source)
     config.setup.claim_folder()
@@ -145,97 +151,171 @@ def run(config: SplitConfig, progress: Progress) -> Report:
     with open_run("split", config, inputs) as current:
         if current.done:
             return current.done
-        if source is None:
-            records = [
-                Record(task, ()) for level in kind.levels for task in config.setup.listed(level)
-            ]
-        else:
-            records = read_records(source, kind.name)
+        records = _records(config, source)
 
-        # 2. The unit that stays in one split, and the rooms that no split gets
-        by = config.by or taskset.split_by[0]
-        group_of = {
-            record.task.id: record.task.id if by == "question" else record.task.group
-            for record in records
-        }
+        # 2. The rooms that no split gets
         room_of = {record.task.id: taskset.room_of(record.task) for record in records}
-        unseen = _unseen_rooms(set(room_of.values()), config, source)
-        held_out = [record for record in records if room_of[record.task.id] in unseen]
-        records = [record for record in records if room_of[record.task.id] not in unseen]
+        unseen_rooms = _unseen_rooms(set(room_of.values()), config, source)
+        unseen = [record for record in records if room_of[record.task.id] in unseen_rooms]
+        seen = [record for record in records if room_of[record.task.id] not in unseen_rooms]
 
-        # 3. Problems that come with a split stay in it; the others are free
-        split_by_id = {
-            record.task.id: "" if by == "question" else split_of(config.env, record.task)
-            for record in records
-        }
-        free = [record for record in records if not split_by_id[record.task.id]]
-        chance, kinds = generator(config.run.seed, "split"), ""
-
-        # 4. A split for each unit
-        if by == "repo":
-            sizes = Counter(group_of[record.task.id] for record in free)
-            name_of_group = split_weighted(sizes, chance, config.shares)
-        else:
-            levels = levels_by_group(record.task for record in free) if source is None else {}
-            taught = {group_of[record.task.id] for record in free if record.trajectories}
-            strata = {}
-            for record in free:
-                group = group_of[record.task.id]
-                room_level = record.task.level if room_of[record.task.id] else ""
-                strata[group] = (
-                    (group in taught, room_level) if source else levels[record.task.group]
-                )
-            kinds = f" of {many} kinds" if (many := len(set(strata.values()))) > 1 else ""
-            name_of_group = split_groups(strata, chance, config.shares)
-
-        # 5. The records of each split
+        # 3. The records of each split
+        unit = config.by or taskset.split_by[0]
+        division = _divide(seen, unit, config, is_from_list=source is None)
         parts: dict[str, list[Record]] = {name: [] for name in SPLITS}
-        for record in records:
-            parts[split_by_id[record.task.id] or name_of_group[group_of[record.task.id]]].append(
-                record
-            )
+        for record in seen:
+            parts[division.split_of(record.task)].append(record)
         for name, part in parts.items():
             if not part:
-                _refuse_emptying(
-                    config, config.folder / f"{name}.json", source, come_with_splits=not free
-                )
-        # Whole repositories may miss the shares by far
-        if by == "repo":
-            targets = [len(records) * share / sum(config.shares) for share in config.shares]
-            off = max(
-                abs(len(part) - share) for part, share in zip(parts.values(), targets, strict=True)
-            )
-            if off > len(records) / 10:
-                sizes_text = ":".join(str(len(part)) for part in parts.values())
-                progress.news(
-                    f"whole repositories make {sizes_text} questions, not {config.ratio}; try --by"
-                    " question"
-                )
-        # the rooms of an earlier split may be in this one's training split
+                _refuse_emptying(config, name, source, come_with_splits=not division.has_free)
+        if unit == "repo":
+            _tell_shares(list(map(len, parts.values())), config, progress)
+        # The rooms of an earlier split may be in this one's training split
         (config.folder / f"{UNSEEN}.json").unlink(missing_ok=True)
+        if unseen_rooms:
+            parts[UNSEEN] = unseen
 
-        # 6. The files
+        # 4. The files, and the table
         outputs, rows, figures = [], [], {}
-        for name, part in (parts | ({UNSEEN: held_out} if unseen else {})).items():
+        for name, part in parts.items():
             path = config.folder / f"{name}.json"
             write_json(path, [record_to_json(record) for record in part])
             outputs.append(path)
-            demonstrated = sum(bool(record.trajectories) for record in part)
-            figures[name] = {"tasks": len(part), "demonstrated": demonstrated}
-            groups = {group_of[record.task.id] for record in part}
-            rows.append((name, str(len(groups)), str(len(part)), str(demonstrated)))
+            demonstration_count = sum(bool(record.trajectories) for record in part)
+            figures[name] = {"tasks": len(part), "demonstrated": demonstration_count}
+            groups = {group_of(record.task, unit) for record in part}
+            rows.append((name, str(len(groups)), str(len(part)), str(demonstration_count)))
             if not part:
-                number = pluralize(len(name_of_group), "group")
-                too_few = (
-                    f"{config.ratio} needs more than {number}{kinds}; use another --ratio, or"
-                    " smaller groups"
-                )
-                progress.news(
-                    f"{path} has no tasks: {too_few if free else 'none comes with this split'}"
-                )
+                progress.news(f"{path} has no tasks: {division.why_empty()}")
         headings = ("split", "groups", "tasks", "with demonstration")
-        current.tables.append(Table(f"Split of {source or kind.name}", headings, tuple(rows)))
+        title = f"Split of {source or env_class(config.env).name}"
+        current.tables.append(Table(title, headings, tuple(rows)))
         return current.finish(figures, outputs)
+
+
+def _records(config: SplitConfig, source: Path | None) -> list[Record]:
+    """The records of file `source`, or of the env's own list. Raises DataError."""
+    kind = env_class(config.env)
+    if source is not None:
+        return read_records(source, kind.name)
+    records = []
+    for level in kind.levels:
+        for task in config.setup.listed(level):
+            records.append(Record(task, ()))
+    return records
+
+
+def group_of(task: Task, unit: str) -> str:
+    """The group of a problem, which stays in one split. unit: "group", "repo" or "question"."""
+    return task.id if unit == "question" else task.group
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """The split of each problem."""
+
+    unit: str
+    """What stays in one split, see `group_of`."""
+    ratio: str
+    """Shares of the splits."""
+    origins: Mapping[str, str]
+    """By the id of a problem, the split that it comes with; "" for one that is free."""
+    split_by_group: Mapping[str, str]
+    """The split of each group of free problems."""
+    stratum_count: int
+    """The number of kinds of groups; each kind is divided by the ratio."""
+
+    @property
+    def has_free(self) -> bool:
+        """Whether any problem comes without a split."""
+        return not all(self.origins.values())
+
+    def split_of(self, task: Task) -> str:
+        """The split of a problem."""
+        return self.origins[task.id] or self.split_by_group[group_of(task, self.unit)]
+
+    def why_empty(self) -> str:
+        """Why a split has no problems, and what to do."""
+        if not self.has_free:
+            return "none comes with this split"
+        number = pluralize(len(self.split_by_group), "group")
+        kinds = f" of {self.stratum_count} kinds" if self.stratum_count > 1 else ""
+        fix = "use another --ratio, or smaller groups"
+        return f"{self.ratio} needs more than {number}{kinds}; {fix}"
+
+
+def _divide(
+    records: Sequence[Record],
+    unit: str,
+    config: SplitConfig,
+    *,
+    is_from_list: bool,
+) -> Division:
+    """A split for each of `records`.
+
+    unit: see `group_of`. is_from_list: whether the records are the env's own list.
+    """
+    # 1. Problems that come with a split stay in it; the others are free
+    origins = dict.fromkeys([record.task.id for record in records], "")
+    if unit != "question":
+        origins = {record.task.id: split_of(config.env, record.task) for record in records}
+    free = [record for record in records if not origins[record.task.id]]
+
+    # 2. Repositories by their numbers of questions, other groups within their kind
+    chance = generator(config.run.seed, "split")
+    stratum_count = 1
+    if unit == "repo":
+        sizes = Counter(group_of(record.task, unit) for record in free)
+        split_by_group = split_weighted(sizes, chance, config.shares)
+    else:
+        strata = _strata(free, unit, config.taskset, is_from_list=is_from_list)
+        stratum_count = len(set(strata.values()))
+        split_by_group = split_groups(strata, chance, config.shares)
+    return Division(unit, config.ratio, origins, split_by_group, stratum_count)
+
+
+def _strata(
+    records: Sequence[Record],
+    unit: str,
+    taskset: Taskset,
+    *,
+    is_from_list: bool,
+) -> dict[str, Hashable]:
+    """The kind of each group.
+
+    In the env's own list, that is the levels of the group's problems. In a file, it is whether the
+    group has demonstrations, and its level if it is set in a room.
+    """
+    # 1. In the env's own list
+    strata: dict[str, Hashable] = {}
+    if is_from_list:
+        levels = levels_by_group(record.task for record in records)
+        for record in records:
+            strata[group_of(record.task, unit)] = levels[record.task.group]
+        return strata
+
+    # 2. In a file
+    with_demonstration = {group_of(each.task, unit) for each in records if each.trajectories}
+    for record in records:
+        group = group_of(record.task, unit)
+        room_level = record.task.level if taskset.room_of(record.task) else ""
+        strata[group] = (group in with_demonstration, room_level)
+    return strata
+
+
+def _tell_shares(sizes: Sequence[int], config: SplitConfig, progress: Progress) -> None:
+    """Say if whole repositories miss the shares by more than a tenth of all questions.
+
+    sizes: the number of questions in each split.
+    """
+    total = sum(sizes)
+    targets = [total * share / sum(config.shares) for share in config.shares]
+    largest_gap = max(abs(size - target) for size, target in zip(sizes, targets, strict=True))
+    if largest_gap > total / 10:
+        text = ":".join(map(str, sizes))
+        progress.news(
+            f"whole repositories make {text} questions, not {config.ratio}; try --by question"
+        )
 
 
 def split_weighted(
@@ -250,18 +330,21 @@ def split_weighted(
     Groups are assigned from largest to smallest, in random order within a size, to the split that
     lacks most of its share. With three or more groups, no split stays empty.
     """
-    # The largest first, and equal ones in random order
+    # 1. The largest first, and equal ones in random order
     groups = sorted(sizes)
     generator.shuffle(groups)
     groups.sort(key=lambda group: -sizes[group])
+
+    # 2. The number of problems that each split should have
     total = sum(sizes.values())
-    targets = {
-        name: total * share / sum(shares) for name, share in zip(SPLITS, shares, strict=True)
-    }
+    targets = {}
+    for name, share in zip(SPLITS, shares, strict=True):
+        targets[name] = total * share / sum(shares)
+
+    # 3. Each group to the split that lacks most; the last groups to splits that have none
     assigned_sizes = dict.fromkeys(SPLITS, 0)
     assigned: dict[str, str] = {}
     for place, group in enumerate(groups):
-        # The last groups go to splits that have none
         empty = [name for name in SPLITS if not assigned_sizes[name]]
         open_to = empty if len(groups) - place <= len(empty) else SPLITS
         name = max(open_to, key=lambda name: targets[name] - assigned_sizes[name])
@@ -271,16 +354,19 @@ def split_weighted(
 
 
 def _refuse_emptying(
-    config: SplitConfig, path: Path, source: Path | None, *, come_with_splits: bool
+    config: SplitConfig, name: str, source: Path | None, *, come_with_splits: bool
 ) -> None:
-    """Raises ConfigError if `path`, which would get no problems, has some."""
-    if not path.is_file() or not (count := len(read_json(path))):
+    """Raises ConfigError if the file of split `name`, which would get no problems, has some."""
+    # 1. The problems in the file
+    path = config.folder / f"{name}.json"
+    count = len(read_json(path)) if path.is_file() else 0
+    if not count:
         return
-    why = (
-        "whose problems come with their splits"
-        if come_with_splits
-        else f"with --ratio {config.ratio}"
-    )
+
+    # 2. Why there would be none, and what else to do
+    why = f"with --ratio {config.ratio}"
+    if come_with_splits:
+        why = "whose problems come with their splits"
     by_question = "question" in config.taskset.split_by and config.by != "question"
     other = "add --by question" if by_question else "use another --ratio"
     raise ConfigError(
@@ -300,18 +386,22 @@ def _unseen_rooms(
         return frozenset()
     if "" in rooms:
         raise ConfigError(f"--unseen-rooms: env '{config.env}' has no rooms; leave it out")
+
+    # 1. The rooms of each kind
+    rooms_by_kind: dict[str, list[str]] = {}
+    for room in sorted(rooms):
+        rooms_by_kind.setdefault(config.taskset.kind_of_room(room), []).append(room)
+
+    # 2. Some of each
     chance = generator(config.run.seed, "unseen rooms")
     unseen: set[str] = set()
-    # Some rooms of each kind
-    for kind in sorted(set(map(config.taskset.kind_of_room, rooms))):
-        of_kind = sorted(room for room in rooms if config.taskset.kind_of_room(room) == kind)
-        unseen |= set(chance.sample(of_kind, max(1, round(config.unseen_rooms * len(of_kind)))))
+    for kind in sorted(rooms_by_kind):
+        count = round(config.unseen_rooms * len(rooms_by_kind[kind]))
+        unseen |= set(chance.sample(rooms_by_kind[kind], max(1, count)))
     if unseen == rooms:
+        share = f"--unseen-rooms {config.unseen_rooms:g}"
         raise DataError(
             source or config.env,
-            (
-                f"--unseen-rooms {config.unseen_rooms:g} holds out every room, {len(rooms)} in"
-                " all; use a smaller share"
-            ),
+            f"{share} holds out every room, {len(rooms)} in all; use a smaller share",
         )
     return frozenset(unseen)
