@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -257,13 +258,9 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
     level = config.level or kind.levels[-1]
     source = (config.task_file or setup.folder / PROBLEMS) if config.from_file else None
     records, tasks = _problems(config, level, source)
-    negatives = kind.teacher_type.negatives if config.negatives is None else config.negatives
-    if config.decides:
-        negatives = 0
-    planned = [("positive", 0, task) for task in tasks]
-    planned += [("negative", number, task) for task in tasks for number in range(negatives)]
+    planned = _planned(config, tasks)
 
-    # 2. Who acts
+    # 2. What it would cost
     noise = kind.teacher_type.noise if config.noise is None else config.noise
     oracle: Agent = Demonstrator(noise)
     asks = config.decides or not teacher.is_oracle
@@ -277,26 +274,14 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
     with open_run("gen-trajectory", config, inputs) as current, contextlib.ExitStack() as stack:
         if current.done:
             return current.done
-        client, agent = None, oracle
-        if asks:
-            journal = setup.env_folder / "journal.jsonl"
-            temperature = 0.0 if config.decides else 1.0
-            client = stack.enter_context(
-                client_at(teacher.chat, config.endpoint, journal, temperature=temperature)
-            )
-            agent = _asking(config, client, oracle)
 
         # 3. The episodes
+        client, agent = None, oracle
+        if asks:
+            client = stack.enter_context(_client(config))
+            agent = _asking(config, client, oracle)
         episodes = _play(config, level, planned, agent, progress)
-        aborted = [episode for episode in episodes if episode.status is Status.ABORTED]
-        usage = {}
-        if client:
-            unusable = []
-            for episode in aborted:
-                if not episode.reason.endswith(SPENT):
-                    place = f"{episode.task.id}, step {len(episode.turns)}"
-                    unusable.append(Rejected(place, episode.reason, ""))
-            usage = client.call_figures(unusable, setup.folder / "rejected.jsonl", progress)
+        call_figures = {} if client is None else _call_figures(config, client, episodes, progress)
 
         # 4. The demonstrations, after those that the problems came with
         demonstrations: dict[str, list[Demonstration]] = {}
@@ -304,7 +289,7 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
             if record.trajectories:
                 demonstrations[record.task.id] = list(record.trajectories)
         earlier = sum(map(len, demonstrations.values()))
-        low = add_demonstrations(
+        low_rewards = add_demonstrations(
             demonstrations,
             planned,
             episodes,
@@ -315,53 +300,118 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
             only_successes=config.keeps_successes,
         )
         every = [item for items in demonstrations.values() for item in items]
+
+        # 5. Their file, also where the budget ended
         path = setup.folder / RECORDS
         has_new = len(every) > earlier
         if has_new:
             _write(path, records, demonstrations, progress)
-        if client:
+        if client is not None:
             count = f"{pluralize(len(every), 'demonstration')} in {path}"
             client.stop_if_spent(count if has_new else "no episode has become a demonstration")
         if not has_new:
             raise _nothing_to_write(config, episodes)
-
-        # 5. What is told
-        failures = 0
-        if config.keeps_successes:
-            failures = sum(not episode.success for episode in episodes)
-        if failures or low:
-            why = f"a reward of {min(low):.3g} to {max(low):.3g}" if low else "no success"
-            count = pluralize(len(low) or failures, "episode")
-            progress.news(f"{count} left out for {why}; see --min-reward")
+        _tell_omissions(config, episodes, low_rewards, progress)
         if earlier:
             count = pluralize(earlier, "demonstration")
             progress.news(f"{count} of {source} kept along with the new ones")
-        notes = [step.note for item in every for step in item.trajectory]
-        positive = []
-        for (label, *_), episode in zip(planned, episodes, strict=True):
-            if label == "positive":
-                positive.append(episode)
-        figures: dict[str, Any] = {
-            "problems": len(records),
-            "demonstrations": len(positive),
-            **_result_of(positive),
-            "negatives": sum(item.negative for item in every),
-            "aborted": len(aborted),
-            "steps": len(notes),
-            "mistakes": notes.count("mistake"),
-            "corrections": notes.count("correction"),
-        } | usage
+
+        # 6. The figures and tables
+        figures = {"problems": len(records), **_figures(planned, episodes, every), **call_figures}
         if config.min_reward is not None:
-            figures["below_min_reward"] = len(low)
+            figures["below_min_reward"] = len(low_rewards)
         current.tables.append(figures_table(f"Demonstrations in {path}", "count", figures))
-        if aborted:
-            reasons = {episode.task.id: episode.reason for episode in aborted}
+        reasons = {episode.task.id: episode.reason for episode in _aborted(episodes)}
+        if reasons:
             figures["aborted_because"] = reasons
             cells = tuple(reasons.items())[:MOST_SHOWN]
             current.tables.append(Table("Aborted", ("problem", "reason"), cells))
-        if usage_of_env := setup.asked(progress):
+        usage_of_env = setup.asked(progress)
+        if usage_of_env:
             figures["asked"] = usage_of_env
         return current.finish(figures, [path])
+
+
+def _planned(config: GenTrajectoryConfig, tasks: Sequence[Task]) -> Planned:
+    """What is played: a positive demonstration of each of `tasks`, and then the negative ones."""
+    negatives = config.negatives
+    if negatives is None:
+        negatives = config.env.kind.teacher_type.negatives
+    if config.decides:
+        negatives = 0
+    planned = [("positive", 0, task) for task in tasks]
+    for task in tasks:
+        planned += [("negative", number, task) for number in range(negatives)]
+    return planned
+
+
+def _aborted(episodes: Sequence[Trajectory]) -> list[Trajectory]:
+    """The ABORTED ones of `episodes`."""
+    return [episode for episode in episodes if episode.status is Status.ABORTED]
+
+
+def _client(config: GenTrajectoryConfig) -> AbstractContextManager[ChatClient]:
+    """The client of the model that is asked, which keeps its answers in a journal."""
+    journal = config.setup.env_folder / "journal.jsonl"
+    temperature = 0.0 if config.decides else 1.0
+    return client_at(config.teacher.chat, config.endpoint, journal, temperature=temperature)
+
+
+def _call_figures(
+    config: GenTrajectoryConfig,
+    client: ChatClient,
+    episodes: Sequence[Trajectory],
+    progress: Progress,
+) -> dict[str, Any]:
+    """Figures of the calls that `client` made. Answers that ended an episode go into
+    `rejected.jsonl`.
+    """
+    unusable = []
+    for episode in _aborted(episodes):
+        if not episode.reason.endswith(SPENT):
+            place = f"{episode.task.id}, step {len(episode.turns)}"
+            unusable.append(Rejected(place, episode.reason, ""))
+    return client.call_figures(unusable, config.setup.folder / "rejected.jsonl", progress)
+
+
+def _tell_omissions(
+    config: GenTrajectoryConfig,
+    episodes: Sequence[Trajectory],
+    low_rewards: Sequence[float],
+    progress: Progress,
+) -> None:
+    """Say how many episodes were left out, and why. low_rewards: of those below --min-reward."""
+    if low_rewards:
+        count = pluralize(len(low_rewards), "episode")
+        why = f"a reward of {min(low_rewards):.3g} to {max(low_rewards):.3g}"
+        progress.news(f"{count} left out for {why}; see --min-reward")
+        return
+    failures = sum(not episode.success for episode in episodes)
+    if config.keeps_successes and failures:
+        count = pluralize(failures, "episode")
+        progress.news(f"{count} left out for no success; see --min-reward")
+
+
+def _figures(
+    planned: Planned,
+    episodes: Sequence[Trajectory],
+    demonstrations: Sequence[Demonstration],
+) -> dict[str, Any]:
+    """Figures of the episodes, and of all demonstrations that there are now."""
+    positive = []
+    for (label, *_), episode in zip(planned, episodes, strict=True):
+        if label == "positive":
+            positive.append(episode)
+    notes = [step.note for item in demonstrations for step in item.trajectory]
+    return {
+        "demonstrations": len(positive),
+        **_result_of(positive),
+        "negatives": sum(item.negative for item in demonstrations),
+        "aborted": len(_aborted(episodes)),
+        "steps": len(notes),
+        "mistakes": notes.count("mistake"),
+        "corrections": notes.count("correction"),
+    }
 
 
 def _asking(config: GenTrajectoryConfig, client: ChatClient, oracle: Agent) -> Agent:
