@@ -5,8 +5,7 @@ environment, or from logged conversations.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +20,6 @@ from reflectkit.data.demonstrations import drawn_records, hindsight_lessons, rep
 from reflectkit.data.logs import logged_lessons
 from reflectkit.data.problems import Problems, Record, read_records
 from reflectkit.data.sft_rows import (
-    FILE_OF_ROLE,
     ROWS_SETTINGS,
     TYPED,
     VERSION,
@@ -44,7 +42,7 @@ from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import write_json, write_jsonl
 from reflectkit.models.refs import ModelRef, resolved
 from reflectkit.prompts import PROMPT_VERSION
-from reflectkit.runs.run import RunConfig, open_run, write_permission
+from reflectkit.runs.run import Run, RunConfig, open_run, write_permission
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
 from reflectkit.types import ANSWERS, SCORE, TEXT
@@ -200,107 +198,137 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
     completion a line; and sft_think, of a comment and then the action, where there are no tools and
     conversations.
     """
-    # Rows of other sources than demonstrations or logs
+    # 1. Rows of other sources than demonstrations or logs
     if config.learns_decisions:
         return _write_decisions(config, progress)
     if config.played is not None:
         return _write_hindsight(config, config.played, progress)
 
-    # 1. What is learned from, and where the rows go
+    # 2. What is learned from, and where the rows go
     source = config.log or config.task_file or config.setup.folder / "train.json"
     target = config.out_dir or config.setup.folder
     write_permission(target)
     config = with_values(
         config, reflector=resolved(config.reflector, config.run.data_dir, progress, reflects=True)
     )
-    reflector = model_folders([config.reflector])
-    records = (
-        []
-        if config.log
-        else drawn_records(config.setup, config.run.seed, source, config.demonstrations)
-    )
-    with open_run(
-        "gen-sft",
-        config,
-        [source, *reflector, *config.setup.input_files(record.task for record in records)],
-    ) as current:
+    inputs = [source, *model_folders([config.reflector])]
+    records: list[Record] = []
+    if not config.log:
+        records = drawn_records(config.setup, config.run.seed, source, config.demonstrations)
+    inputs += config.setup.input_files(record.task for record in records)
+    with open_run("gen-sft", config, inputs) as current:
         if current.done:
             return current.done
 
-        # 2. The steps to learn from
-        if not config.log and not config.task_file:
-            _compare(records, source.with_name(RECORDS), progress)
-        faults: Counter[str] = Counter()
+        # 3. The steps to learn from
         if config.log:
             steps, account = logged_lessons(config.log)
             current.tables.append(account.table(config.log))
         else:
-            form = config.answer or config.env.kind.answers_with
-            steps, faults = replayed_lessons(
-                config.setup,
-                source,
-                records,
-                progress,
-                answer=form or TEXT,
-                repeats=config.repeats,
-                typed=config.questions,
-            )
-            # Where nobody says in which form, the choices do
-            offers = [("", step.observation.choices) for step in steps]
-            if not form and usual_form(offers) == TEXT:
-                progress.news("choices change, so the policy answers in words (--answer text)")
-            elif not form:
-                steps = [step.answered_in(ANSWERS[0]) for step in steps]
-        if not steps and faults:
-            raise DataError(source, f"no demonstration can be used: {', '.join(faults)}")
+            if not config.task_file:
+                _compare(records, source.with_name(RECORDS), progress)
+            steps = _replayed_steps(config, source, records, progress)
         if not steps:
             command = config.setup.command("gen-trajectory")
             raise DataError(source, f"no record has a demonstration; generate some with {command}")
-        for fault, number in faults.items():
-            progress.news(f"{pluralize(number, 'demonstration')}: {fault}")
 
-        # 3. The rows. A wrong move teaches a reflector, but no policy
-        right = [step for step in steps if step.note != "mistake"]
-        positive = [step for step in steps if step.note == "positive"]
-        commented = [step for step in steps if step.reflection.strip()]
-        if silent := len(steps) - len(commented):
-            progress.news(
-                f"{pluralize(silent, 'step')} without a comment: no row for the reflector"
-            )
-        reflector_comments = _reflector_comments(config, right, progress)
-        rows: dict[str, list[dict[str, Any]]] = {
-            "sft": joined([plain_row(step) for step in right]),
-            "sft_reflection": [reflection_row(step) for step in commented],
-            "sft_policy": _policy_rows(config, right, reflector_comments),
-            "sft_reflection_positive": [
-                reflection_row(step) for step in commented if step.note == "positive"
-            ],
-            "sft_policy_positive": _policy_rows(config, positive, reflector_comments),
-        }
-        # A model that thinks first has no place for calls and conversations
-        thinking = [
-            think_row(step)
-            for step in right
-            if not (step.observation.tools or step.observation.replies or config.answer == SCORE)
-        ]
-        rows |= {"sft_think": thinking} if thinking else {}
+        # 4. The rows
+        rows = _rows(config, steps, progress)
         if config.questions:
             rows[TYPED.stem] = _typed(steps, config, source, progress)
+        return _finish(current, rows, target, config)
 
-        # 4. The files
-        outputs, figures = [], {}
-        for name in rows:
-            path = target / f"{name}.jsonl"
-            figures[name] = write_jsonl(path, rows[name])
-            outputs.append(path)
-        write_json(target / ROWS_SETTINGS, {VERSION: PROMPT_VERSION} | plain_settings(config.env))
-        table = Table(
-            f"SFT rows in {target}",
-            ("file", "rows"),
-            tuple((f"{n}.jsonl", str(figures[n])) for n in rows),
-        )
-        current.tables.append(table)
-        return current.finish(figures, outputs)
+
+def _replayed_steps(
+    config: GenSFTConfig,
+    source: Path,
+    records: Sequence[Record],
+    progress: Progress,
+) -> list[Lesson]:
+    """The steps of the demonstrations. Raises DataError if no demonstration can be used."""
+    # 1. Replay them
+    form = config.answer or config.env.kind.answers_with
+    steps, faults = replayed_lessons(
+        config.setup,
+        source,
+        records,
+        progress,
+        answer=form or TEXT,
+        repeats=config.repeats,
+        typed=config.questions,
+    )
+
+    # 2. Where nobody says in which form, the choices do
+    if not form:
+        offers = [("", step.observation.choices) for step in steps]
+        if usual_form(offers) == TEXT:
+            progress.news("choices change, so the policy answers in words (--answer text)")
+        else:
+            steps = [step.answered_in(ANSWERS[0]) for step in steps]
+
+    # 3. What cannot be used
+    if not steps and faults:
+        raise DataError(source, f"no demonstration can be used: {', '.join(faults)}")
+    for fault, number in faults.items():
+        progress.news(f"{pluralize(number, 'demonstration')}: {fault}")
+    return steps
+
+
+def _rows(
+    config: GenSFTConfig,
+    steps: Sequence[Lesson],
+    progress: Progress,
+) -> dict[str, list[dict[str, Any]]]:
+    """The rows of a policy, a reflector, and a model that is both, by the name of their file."""
+    # 1. A wrong move teaches a reflector, but no policy
+    right = [step for step in steps if step.note != "mistake"]
+    positive = [step for step in steps if step.note == "positive"]
+
+    # 2. A reflector learns nothing from a step without a comment
+    commented = [step for step in steps if step.reflection.strip()]
+    silent_count = len(steps) - len(commented)
+    if silent_count:
+        count = pluralize(silent_count, "step")
+        progress.news(f"{count} without a comment: no row for the reflector")
+    positive_comments = [step for step in commented if step.note == "positive"]
+
+    # 3. Their rows
+    reflector_comments = _reflector_comments(config, right, progress)
+    rows: dict[str, list[dict[str, Any]]] = {
+        "sft": joined([plain_row(step) for step in right]),
+        "sft_reflection": [reflection_row(step) for step in commented],
+        "sft_policy": _policy_rows(config, right, reflector_comments),
+        "sft_reflection_positive": [reflection_row(step) for step in positive_comments],
+        "sft_policy_positive": _policy_rows(config, positive, reflector_comments),
+    }
+
+    # 4. A model that thinks first has no place for calls and conversations
+    if config.answer == SCORE:
+        return rows
+    thoughtful = [
+        step for step in right if not (step.observation.tools or step.observation.replies)
+    ]
+    if thoughtful:
+        rows["sft_think"] = [think_row(step) for step in thoughtful]
+    return rows
+
+
+def _finish(
+    current: Run,
+    rows: Mapping[str, Sequence[Mapping[str, Any]]],
+    target: Path,
+    config: GenSFTConfig,
+) -> Report:
+    """Write `rows`, by the name of their file in `target`, and the report of the run."""
+    outputs, figures = [], {}
+    for name, lines in rows.items():
+        path = target / f"{name}.jsonl"
+        figures[name] = write_jsonl(path, lines)
+        outputs.append(path)
+    write_json(target / ROWS_SETTINGS, {VERSION: PROMPT_VERSION} | plain_settings(config.env))
+    counts = tuple((f"{name}.jsonl", str(count)) for name, count in figures.items())
+    current.tables.append(Table(f"SFT rows in {target}", ("file", "rows"), counts))
+    return current.finish(figures, outputs)
 
 
 def _write_decisions(config: GenSFTConfig, progress: Progress) -> Report:
@@ -318,13 +346,20 @@ def _write_decisions(config: GenSFTConfig, progress: Progress) -> Report:
             tasks = Problems(setup).tasks("train", config.env.kind.levels[-1])
             dataset = setup.taskset.settings.dataset
             decisions = [labelled_decision(task.data, dataset) for task in tasks]
-        path = target / FILE_OF_ROLE["plain"]
-        count = write_jsonl(path, _decision_rows(decisions, config, progress))
-        write_json(target / ROWS_SETTINGS, {VERSION: PROMPT_VERSION} | plain_settings(config.env))
-        current.tables.append(
-            Table(f"SFT rows in {target}", ("file", "rows"), ((path.name, str(count)),))
-        )
-        return current.finish({"sft": count}, [path])
+        rows = {"sft": _decision_rows(decisions, config, progress)}
+        return _finish(current, rows, target, config)
+
+
+def _write_hindsight(config: GenSFTConfig, source_run: Path, progress: Progress) -> Report:
+    """Write the rows of a typed reflector from outcomes of episodes. Raises DataError."""
+    source = source_run / "episodes.jsonl" if source_run.is_dir() else source_run
+    target = config.out_dir or config.setup.folder
+    write_permission(target)
+    with open_run("gen-sft", config, [source]) as current:
+        if current.done:
+            return current.done
+        rows = {TYPED.stem: _typed(hindsight_lessons(source), config, source, progress)}
+        return _finish(current, rows, target, config)
 
 
 def _typed(
@@ -353,49 +388,28 @@ def _decision_rows(
     return [decision_row(decision, form) for decision in decisions]
 
 
-def _write_hindsight(config: GenSFTConfig, source_run: Path, progress: Progress) -> Report:
-    """Write the rows of a typed reflector from outcomes of episodes. Raises DataError."""
-    source = source_run / "episodes.jsonl" if source_run.is_dir() else source_run
-    target = config.out_dir or config.setup.folder
-    write_permission(target)
-    with open_run("gen-sft", config, [source]) as current:
-        if current.done:
-            return current.done
-        path = target / TYPED.name
-        count = write_jsonl(path, _typed(hindsight_lessons(source), config, source, progress))
-        write_json(target / ROWS_SETTINGS, {VERSION: PROMPT_VERSION} | plain_settings(config.env))
-        current.tables.append(
-            Table(f"SFT rows in {target}", ("file", "rows"), ((path.name, str(count)),))
-        )
-        return current.finish({path.stem: count}, [path])
-
-
 def _compare(records: Sequence[Record], newest: Path, progress: Progress) -> None:
     """Warn if the split was made from other demonstrations than `newest` has now, where that can be
     read.
     """
     with contextlib.suppress(DataError):
-        newest_demonstrations = {
-            record.task.id: record.trajectories
-            for record in read_records(newest, records[0].task.env)
-        }
-        if any(
-            record.trajectories != newest_demonstrations.get(record.task.id)
-            for record in records
-            if record.trajectories
-        ):
-            split = newest.with_name("train.json")
-            progress.news(
-                f"warning: {split} has other demonstrations than {newest}; run split if that is"
-                " newer"
-            )
+        newest_records = read_records(newest, records[0].task.env)
+        trajectories_of = {record.task.id: record.trajectories for record in newest_records}
+        for record in records:
+            if record.trajectories and record.trajectories != trajectories_of.get(record.task.id):
+                split = newest.with_name("train.json")
+                difference = f"{split} has other demonstrations than {newest}"
+                progress.news(f"warning: {difference}; run split if that is newer")
+                return
 
 
 def _reflector_comments(
-    config: GenSFTConfig, steps: list[Lesson], progress: Progress
+    config: GenSFTConfig,
+    steps: Sequence[Lesson],
+    progress: Progress,
 ) -> dict[str, str]:
-    """The trained reflector's own comment on each step, by the step's text; empty if only the
-    teacher comments.
+    """The trained reflector's comment on each step, by the step's text; empty if only the teacher
+    comments.
     """
     if config.reflector is None:
         return {}
@@ -403,49 +417,58 @@ def _reflector_comments(
     from reflectkit.models.load import load_player
     from reflectkit.sampling.hf import LocalSampler
 
-    # Conversations share their steps
+    # 1. The different observations; conversations share their steps
     parts = {id(part): part for step in steps for part in (*step.earlier, step)}
-    steps = list({part.observation.text: part for part in parts.values()}.values())
+    observation_of = {part.observation.text: part.observation for part in parts.values()}
+    observations = list(observation_of.values())
+
+    # 2. A comment on each, on as many at once as the sampler takes
     sampler = LocalSampler(load_player(config.reflector.text, "reflection"), frozen=True)
     reflector: Any = reflector_of(sampler, config.reflector.facts, config.reflector.text)
-    result: dict[str, str] = {}
-    with progress.bar("The reflector comments", len(steps)) as bar:
-        # As many states at once as the sampler takes
-        for start in range(0, len(steps), sampler.batch):
-            part = steps[start : start + sampler.batch]
-            comments = run_sync(
-                reflector.comments([step.observation for step in part], [0] * len(part))
-            )
-            result |= {
-                step.observation.text: comment for step, comment in zip(part, comments, strict=True)
-            }
-            bar.advance(len(part))
-    return result
+    comments: list[str] = []
+    with progress.bar("The reflector comments", len(observations)) as bar:
+        for start in range(0, len(observations), sampler.batch):
+            batch = observations[start : start + sampler.batch]
+            comments += run_sync(reflector.comments(batch, [0] * len(batch)))
+            bar.advance(len(batch))
+    return dict(zip(observation_of, comments, strict=True))
 
 
 def _policy_rows(
-    config: GenSFTConfig, steps: list[Lesson], reflector_comments: dict[str, str]
+    config: GenSFTConfig,
+    steps: Sequence[Lesson],
+    reflector_comments: Mapping[str, str],
 ) -> list[dict[str, Any]]:
-    # Who comments, by the names of --comments
-    sources: dict[str, Callable[[Lesson], str]] = {
-        "teacher": lambda step: step.reflection,
-        "reflector": lambda step: reflector_comments.get(step.observation.text, ""),
-        "nothing": lambda step: "",
-    }
+    """The rows of a policy that reads the comments of --comments. reflector_comments: by the text of
+    an observation.
+    """
     rows: list[dict[str, Any]] = []
+    if not steps:
+        return rows
     for name in ("teacher", "reflector") if config.comments == "both" else (config.comments,):
-        if steps:
-            chance = generator(derive(config.run.seed, "mismatch"), name)
-            comment_on = sources[name]
-            comments = mismatched([comment_on(step) for step in steps], config.mismatch, chance)
-            # The comment on each state, as the policy reads it later in the conversation
-            read: dict[str, str] = {}
-            parts = []
-            for step, comment in zip(steps, comments, strict=True):
-                read[step.observation.text] = comment
-                earlier = [
-                    read.get(before.observation.text, comment_on(before)) for before in step.earlier
-                ]
-                parts.append(policy_row(step, comment, earlier))
-            rows += joined(parts)
+        # 1. Comments on the last states
+        chance = generator(derive(config.run.seed, "mismatch"), name)
+        comments = [_comment_on(step, name, reflector_comments) for step in steps]
+        comments = mismatched(comments, config.mismatch, chance)
+
+        # 2. Comments on earlier states: those that the policy has read there
+        read: dict[str, str] = {}
+        parts = []
+        for step, comment in zip(steps, comments, strict=True):
+            read[step.observation.text] = comment
+            earlier = []
+            for part in step.earlier:
+                usual = _comment_on(part, name, reflector_comments)
+                earlier.append(read.get(part.observation.text, usual))
+            parts.append(policy_row(step, comment, earlier))
+        rows += joined(parts)
     return rows
+
+
+def _comment_on(step: Lesson, source: str, reflector_comments: Mapping[str, str]) -> str:
+    """The comment on a step. source: "teacher", "reflector" or "nothing"."""
+    if source == "teacher":
+        return step.reflection
+    if source == "reflector":
+        return reflector_comments.get(step.observation.text, "")
+    return ""

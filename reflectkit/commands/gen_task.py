@@ -10,7 +10,8 @@ all). Answers are kept in `journal.jsonl`; nothing is paid twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
@@ -22,6 +23,7 @@ from reflectkit.config import Config, NoSettings, Rule, chosen_by, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.problems import Record, record_to_json
 from reflectkit.data.questioning import (
+    Material,
     QuestionSettings,
     ask_oracle,
     ask_teacher,
@@ -29,7 +31,7 @@ from reflectkit.data.questioning import (
     read_material,
 )
 from reflectkit.envs import ENVS, env_class
-from reflectkit.envs.auto_explore.questions import found_by_words, to_json
+from reflectkit.envs.auto_explore.questions import FileQuestion, found_by_words, to_json
 from reflectkit.envs.problems import ProblemGenerator
 from reflectkit.envs.setup import EnvSetup, check_explores
 from reflectkit.errors import DataError
@@ -115,11 +117,9 @@ def run(config: GenTaskConfig, progress: Progress) -> Report:
     """
     if config.teacher.chat.dry_run and config.teacher.is_oracle:
         return Report("gen-task", config.setup.env_folder, *free_estimate())
-    return (
-        _generate(config, config.generator, progress)
-        if config.generator
-        else _ask(config, progress)
-    )
+    if config.generator:
+        return _generate(config, config.generator, progress)
+    return _ask(config, progress)
 
 
 def _ask(config: GenTaskConfig, progress: Progress) -> Report:
@@ -127,12 +127,7 @@ def _ask(config: GenTaskConfig, progress: Progress) -> Report:
     # 1. The repositories
     settings: QuestionSettings = config.settings
     repos = settings.repos_dir or config.setup.repos_folder
-    folders = sorted(path for path in repos.iterdir() if path.is_dir()) if repos.is_dir() else []
-    folders = [folder for folder in folders if not folder.name.startswith(".")]
-    if not folders:
-        raise DataError(
-            repos, "has no repositories; run `reflectkit filter-repo` first, or give --repos-dir"
-        )
+    folders = _repositories(repos)
     target, journal = config.setup.env_folder / "tasks", config.setup.env_folder / "journal.jsonl"
 
     # 2. What it would cost
@@ -148,6 +143,7 @@ def _ask(config: GenTaskConfig, progress: Progress) -> Report:
         # 3. The questions
         material = read_material(folders, settings, progress)
         figures = {}
+        client = None
         if config.teacher.is_oracle:
             questions = ask_oracle(material, settings.per_file, progress)
         else:
@@ -157,66 +153,99 @@ def _ask(config: GenTaskConfig, progress: Progress) -> Report:
             figures = client.call_figures(answers.rejected, target / "rejected.jsonl", progress)
             figures["dropped"] = dict(answers.dropped)
 
-        # 4. A file for each repository
-        outputs, rows, found_in_all = [], [], 0
-        levels = range(settings.max_level + 1)
-        for name, files in material.files.items():
-            asked_here = [question for question in questions if question.root == name]
-            if asked_here:
-                outputs.append(target / f"{name}.json")
-                write_json(outputs[-1], [to_json(question) for question in asked_here])
-            counts = [sum(question.n_level == level for question in asked_here) for level in levels]
-            by_words = found_by_words(asked_here, {file.path: file.text for file in files})
-            share = f"{100 * by_words / len(asked_here):.0f} %" if asked_here else ""
-            rows.append((name, *map(str, (len(files), len(asked_here), *counts)), share))
-            found_in_all += by_words
-        # The answers so far are in the files, also where the budget ended
-        if not config.teacher.is_oracle:
-            progress_text = (
-                f"{answers.answered} of {pluralize(len(material.all_files), 'file')} asked about"
-            )
+        # 4. A file for each repository, also where the budget ended
+        outputs = _write_questions(questions, material, target)
+        if client is not None:
+            file_count = pluralize(len(material.all_files), "file")
+            progress_text = f"{answers.answered} of {file_count} asked about"
             client.stop_if_spent(f"{progress_text}; the questions are in {target}")
-        for path in {target / f"{name}.json" for name in material.files}.difference(outputs):
-            path.unlink(missing_ok=True)  # of an earlier run; filter-task would read it
+        # filter-task would read files of an earlier run
+        for name in material.files:
+            path = target / f"{name}.json"
+            if path not in outputs:
+                path.unlink(missing_ok=True)
 
-        # 5. What was left out, and the tables
+        # 5. What is left of the questions, and why
         if not questions:
-            why = (
-                {"unusable": figures.get("rejected", 0)}
-                | figures.get("dropped", {})
-                | dict(material.passed)
-            )
-            again = (
-                ""
-                if config.teacher.is_oracle
-                else f"; the answers are kept in {journal}: delete it to ask again"
-            )
-            raise DataError(
-                repos,
-                f"no question is left: {why}; see --min-tokens, --no-check and --teacher{again}",
-            )
+            counts = {"unusable": figures.get("rejected", 0), **figures.get("dropped", {})}
+            counts |= material.passed
+            fix = "see --min-tokens, --no-check and --teacher"
+            if client is not None:
+                fix += f"; the answers are kept in {journal}: delete it to ask again"
+            raise DataError(repos, f"no question is left: {counts}; {fix}")
+        table, found_count = _question_table(questions, material, settings.max_level, target)
         figures |= {
             "questions": len(questions),
             "files": len(material.all_files),
             "passed_over": dict(material.passed),
-            "found_by_words": found_in_all,
+            "found_by_words": found_count,
         }
-        heads = (
-            "repository",
-            "files",
-            "questions",
-            *(f"depth {level}" for level in levels),
-            "found by words",
-        )
-        current.tables.append(Table(f"Questions in {target}", heads, tuple(rows)))
-        for title, noun, reasons in (
-            ("Questions dropped", "questions", figures.get("dropped")),
-            ("Files passed over", "files", material.passed),
-        ):
-            if reasons:
-                lines = tuple((reason, str(count)) for reason, count in reasons.items())
-                current.tables.append(Table(title, ("reason", noun), lines))
+        current.tables.append(table)
+        if figures.get("dropped"):
+            current.tables.append(_reasons("Questions dropped", "questions", figures["dropped"]))
+        if material.passed:
+            current.tables.append(_reasons("Files passed over", "files", material.passed))
         return current.finish(figures, outputs)
+
+
+def _repositories(folder: Path) -> list[Path]:
+    """The filtered repositories in `folder`. Raises DataError if there are none."""
+    repositories = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.is_dir() and not path.name.startswith("."):
+            repositories.append(path)
+    if not repositories:
+        raise DataError(
+            folder, "has no repositories; run `reflectkit filter-repo` first, or give --repos-dir"
+        )
+    return repositories
+
+
+def _write_questions(
+    questions: Sequence[FileQuestion],
+    material: Material,
+    target: Path,
+) -> list[Path]:
+    """Write a file in `target` for each repository with questions. Returns the files."""
+    outputs = []
+    for name in material.files:
+        records = [to_json(question) for question in questions if question.root == name]
+        if records:
+            path = target / f"{name}.json"
+            write_json(path, records)
+            outputs.append(path)
+    return outputs
+
+
+def _question_table(
+    questions: Sequence[FileQuestion],
+    material: Material,
+    max_level: int,
+    target: Path,
+) -> tuple[Table, int]:
+    """(the numbers of questions by repository and depth, how many of all are found by words)."""
+    rows = []
+    total = 0
+    levels = range(max_level + 1)
+    for name, files in material.files.items():
+        # 1. The questions at each depth
+        part = [question for question in questions if question.root == name]
+        counts = [sum(question.n_level == level for question in part) for level in levels]
+
+        # 2. Those that their words find
+        found_count = found_by_words(part, {file.path: file.text for file in files})
+        total += found_count
+        share = f"{100 * found_count / len(part):.0f} %" if part else ""
+        rows.append((name, *map(str, (len(files), len(part), *counts)), share))
+    depths = [f"depth {level}" for level in levels]
+    headings = ("repository", "files", "questions", *depths, "found by words")
+    return Table(f"Questions in {target}", headings, tuple(rows)), total
+
+
+def _reasons(title: str, noun: str, counts: Mapping[str, int]) -> Table:
+    """A table of reasons, with the number of `noun` for each."""
+    lines = tuple((reason, str(count)) for reason, count in counts.items())
+    return Table(title, ("reason", noun), lines)
 
 
 def _generate(
