@@ -36,7 +36,7 @@ from reflectkit.config import (
     parse_yaml,
     with_values,
 )
-from reflectkit.console import Progress, Report
+from reflectkit.console import Progress, Report, Table
 from reflectkit.errors import ConfigError, ReflectkitError, refuse, unknown_name
 from reflectkit.evals import tables as eval_tables
 from reflectkit.evals.aggregate import differences_over_seeds, player_rows
@@ -144,6 +144,10 @@ class PipelineConfig(Config):
         """The data folder of all steps: --data-dir, or a folder in it for --fast and for a label."""
         return self.run.data_dir / "-".join(self._marks)
 
+    def is_check(self, recipe: Recipe) -> bool:
+        """Whether the run only checks that every step of `recipe` runs: its figures mean nothing."""
+        return self.fast and not recipe.fast_shows
+
     @property
     def _marks(self) -> list[str]:
         return [*filter(None, [self.label]), *(["fast"] if self.fast else [])]
@@ -193,99 +197,122 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
     """Run every step that is not finished. Raises what the stages raise, and UnknownNameError for a
     step or setting.
     """
-    # 1. What is run
+    # 1. The jobs; wrong settings are an error before the first one
     recipe = load_recipe(config.recipe)
     jobs, ablations = planned(config)
-    for job in jobs:  # wrong settings are an error before the first step
-        job_config(
-            job, {step: job.values["results_dir"] / step for step in references(dict(job.values))}
-        )
+    for job in jobs:
+        steps = references(dict(job.values))
+        job_config(job, {step: job.values["results_dir"] / step for step in steps})
+    _announce(config, recipe, jobs, progress)
 
-    # 2. What the user is told first
-    if config.label:
-        name, value = config.own_folders
-        folders = f"{config.data_folder} and {config.run.results_dir / config.folder}"
-        progress.news(f"{flag(name)} {value} has folders of its own: {folders}")
-    # A packaged model is unpacked once for all seeds
-    if any(str(value) in PACKAGED for job in jobs for value in job.values.values()):
-        share_models(config.run.data_dir, dict.fromkeys(job.values["data_dir"] for job in jobs))
-    refuse(
-        config.fast and not recipe.fast,
-        f"recipe '{config.recipe}' has no `fast:` settings; leave out --fast",
-    )
-    checks = config.fast and not recipe.fast_shows  # its figures are noise
-    progress.news(recipe.fast_shows if config.fast and not checks else recipe.description)
-    takes = f", {recipe.fast_takes}" if config.fast and recipe.fast_takes else ""
-    progress.news(f"{pluralize(len(jobs), 'step')}{takes}: {', '.join(job.name for job in jobs)}")
-
-    # 3. The steps
+    # 2. The steps
     with open_run(
         "run", with_values(config, name=f"{config.folder}/{RECORD}", keep=True)
     ) as current:
         reports = perform(jobs, progress)
-        figures: dict[str, Any] = {
-            "steps": {name: str(report.folder) for name, report in reports.items()}
-        }
+        folders = {name: str(report.folder) for name, report in reports.items()}
+        figures: dict[str, Any] = {"steps": folders}
 
-        # 4. What the ablations changed
-        evaluations: dict[str, list[list[EpisodeRow]]] = {}  # by step, the episodes of each seed
-        for job in jobs if ablations or config.seeds > 1 else ():
-            if job.stage == "evaluate":
-                lines = read_jsonl(reports[job.name].folder / "episodes.jsonl")
-                evaluations.setdefault(job.step, []).append(
-                    [EpisodeRow.read(line) for _, line in lines]
-                )
+        # 3. What the ablations changed
+        evaluations: dict[str, list[list[EpisodeRow]]] = {}
+        if ablations or config.seeds > 1:
+            evaluations = _evaluations(jobs, reports)
         effects = {step: compared(ablations, seeds) for step, seeds in evaluations.items()}
         if ablations:
-            figures["ablations"] = [
-                {"step": step} | effect.to_json()
-                for step, of_step in effects.items()
-                for effect in of_step
-            ]
-        ablated = [
-            eval_tables.ablations_table(of_step, step, _measure(recipe, of_step))
-            for step, of_step in effects.items()
-            if of_step
-        ]
+            figures["ablations"] = []
+        ablation_tables = []
+        for step, gaps in effects.items():
+            if gaps:
+                figures["ablations"] += [{"step": step} | gap.to_json() for gap in gaps]
+                table = eval_tables.ablations_table(gaps, step, _measure(recipe, gaps))
+                ablation_tables.append(table)
 
-        # 5. Several seeds: pooled tables and curves
+        # 4. Several seeds: pooled tables and curves
         if config.seeds > 1:
             outputs = _pool_seeds(config, recipe, evaluations, current)
-            current.tables += ablated
-            curves = _draw_curves(config, reports.values(), current.folder / "curves.png", progress)
-            current.tables += [table for report in curves for table in report.tables]
-            return current.finish(
-                figures, [*outputs, *(path for report in curves for path in report.outputs)]
-            )
+            current.tables += ablation_tables
+            out = current.folder / "curves.png"
+            for report in _draw_curves(config, reports.values(), out, progress):
+                current.tables += report.tables
+                outputs += report.outputs
+            return current.finish(figures, outputs)
 
-        # 6. One seed: the tables of its evaluation, and a sentence
-        finals = [
-            path
-            for report in reports.values()
-            if traits(report.stage).reports
-            for path in report.outputs
-        ]
+        # 5. One seed: the tables of its evaluation, and a sentence
+        is_check = config.is_check(recipe)
+        closing = [CHECK] if is_check else []
         evaluation = next((reports[job.name] for job in jobs if job.stage == "evaluate"), None)
-        closing = [CHECK] if checks else []
         if evaluation is not None:
-            record, where = (
-                read_json(evaluation.folder / "eval.json"),
-                str(evaluation.folder / "eval.md"),
-            )
-            rows = [PlayerRow.from_json(row) for row in record["rows"]]
-            measure = eval_tables.measure_of(rows, recipe.measure)
-            current.tables.append(
-                eval_tables.summary_table(evaluation.tables[0].title, rows, measure, where)
-            )
-            if not checks:
-                gaps = [Difference(**gap) for gap in record["differences"]]
-                closing = [eval_tables.result_sentence(recipe.result, rows, gaps, measure)]
+            table, sentence = _summary(recipe, evaluation)
+            current.tables.append(table)
+            if not is_check:
+                closing = [sentence]
             closing += ["Next:", f"  reflectkit view {shlex.quote(str(evaluation.folder))}"]
-        current.tables += [] if checks else ablated
-        report = current.finish(figures, finals)
-        return dataclasses.replace(
-            report, outputs=() if evaluation else report.outputs, closing=tuple(closing)
-        )
+        if not is_check:
+            current.tables += ablation_tables
+        report = current.finish(figures, _final_outputs(reports.values()))
+        outputs_to_print = () if evaluation else report.outputs
+        return dataclasses.replace(report, outputs=outputs_to_print, closing=tuple(closing))
+
+
+def _announce(
+    config: PipelineConfig,
+    recipe: Recipe,
+    jobs: Sequence[Job],
+    progress: Progress,
+) -> None:
+    """Say what is run, where, and how long it takes. Raises ConfigError for a recipe without --fast."""
+    # 1. Folders that only these values of a parameter have
+    if config.label:
+        name, value = config.own_folders
+        folders = f"{config.data_folder} and {config.run.results_dir / config.folder}"
+        progress.news(f"{flag(name)} {value} has folders of its own: {folders}")
+
+    # 2. A packaged model is unpacked once for all seeds
+    if any(str(value) in PACKAGED for job in jobs for value in job.values.values()):
+        share_models(config.run.data_dir, dict.fromkeys(job.values["data_dir"] for job in jobs))
+
+    # 3. The recipe, and its steps
+    refuse(
+        config.fast and not recipe.fast,
+        f"recipe '{config.recipe}' has no `fast:` settings; leave out --fast",
+    )
+    progress.news(recipe.fast_shows if config.fast and recipe.fast_shows else recipe.description)
+    duration = f", {recipe.fast_takes}" if config.fast and recipe.fast_takes else ""
+    names = ", ".join(job.name for job in jobs)
+    progress.news(f"{pluralize(len(jobs), 'step')}{duration}: {names}")
+
+
+def _evaluations(
+    jobs: Sequence[Job], reports: Mapping[str, Report]
+) -> dict[str, list[list[EpisodeRow]]]:
+    """By step, the episodes of each seed. reports: by the name of their job."""
+    evaluations: dict[str, list[list[EpisodeRow]]] = {}
+    for job in jobs:
+        if job.stage == "evaluate":
+            lines = read_jsonl(reports[job.name].folder / "episodes.jsonl")
+            episodes = [EpisodeRow.read(line) for _, line in lines]
+            evaluations.setdefault(job.step, []).append(episodes)
+    return evaluations
+
+
+def _summary(recipe: Recipe, evaluation: Report) -> tuple[Table, str]:
+    """(the table of an evaluation, its result as a sentence)."""
+    record = read_json(evaluation.folder / "eval.json")
+    rows = [PlayerRow.from_json(row) for row in record["rows"]]
+    gaps = [Difference(**gap) for gap in record["differences"]]
+    measure = eval_tables.measure_of(rows, recipe.measure)
+    title, place = evaluation.tables[0].title, str(evaluation.folder / "eval.md")
+    table = eval_tables.summary_table(title, rows, measure, place)
+    return table, eval_tables.result_sentence(recipe.result, rows, gaps, measure)
+
+
+def _final_outputs(reports: Iterable[Report]) -> list[Path]:
+    """The outputs of the stages that report."""
+    outputs: list[Path] = []
+    for report in reports:
+        if traits(report.stage).reports:
+            outputs += report.outputs
+    return outputs
 
 
 def planned(config: PipelineConfig) -> tuple[list[Job], dict[str, Ablation]]:
