@@ -171,174 +171,232 @@ def is_recent(order: Record) -> bool:
     return bool(order["days_since_delivery"] <= RETURN_DAYS)
 
 
-def allowed(shopper: Shopper, kind: str) -> UserRequest:
-    """A request of this kind that the policy allows. Raises UnfitError where the shopper has
-    nothing that it could be about.
-    """
-    chance, items = shopper.chance, shopper.items
-    match kind:
-        case "cancel":
-            order, record = shopper.order(PENDING)
-            # What the user says first, and what they change it to
-            first, then = chance.sample(REASONS, 2)
-            call = ToolCall("cancel_order", {"order": order, "reason": then})
-            facts = {"order": order, "reason": first}
-            return shopper.wish(
-                "cancel",
-                facts,
-                call,
-                revised={"reason": then},
-                amount=record["paid"],
-            )
-        case "address":
-            order, record = shopper.order(PENDING)
-            first, then = shopper.address(record), shopper.address(record)
-            call = ToolCall("change_address", {"order": order, "address": then})
-            return shopper.wish(
-                "address",
-                {"order": order, "address": first},
-                call,
-                revised={"address": then},
-            )
-        case "payment":
-            order, record = shopper.order(PENDING)
-            payment = shopper.other_payment(record)
-            call = ToolCall("change_payment", {"order": order, "payment": payment})
-            return shopper.wish(
-                "payment",
-                {"order": order, "payment": shopper.kind_of(payment)},
-                call,
-            )
-        case "swap" | "exchange":  # another option of an item
-            order, record = (
-                shopper.order(PENDING) if kind == "swap" else shopper.order(DELIVERED, is_recent)
-            )
-            item = chance.choice(record["items"])
-            first, then = (shopper.option(item, stocked=True) for _ in range(2))
-            # Both items' stock changes
-            shopper.changes |= {item, then}
-            product, option = shopper.split(first)
-            facts = {"order": order, "item": product, "option": option}
-            revised = {"option": shopper.split(then)[1]} if then != first else {}
-            call = ToolCall(f"{kind}_item", {"order": order, "item": item, "new_item": then})
-            total = record["paid"] - items[item]["price"] + items[then]["price"]
-            return shopper.wish(kind, facts, call, revised=revised, amount=total, product=product)
-        case "return":
-            order, record = shopper.order(DELIVERED, is_recent)
-            first, then = (chance.choice(record["items"]) for _ in range(2))
-            call = ToolCall(
-                "return_item", {"order": order, "item": then, "payment": record["payment"]}
-            )
-            facts = {"order": order, "item": shopper.split(first)[0]}
-            revised = {"item": shopper.split(then)[0]} if then != first else {}
-            return shopper.wish("return", facts, call, revised=revised, amount=items[then]["price"])
-        case "move":
-            first, then = shopper.address(shopper.record), shopper.address(shopper.record)
-            call = ToolCall("move_customer", {"customer": shopper.customer, "address": then})
-            return shopper.wish("move", {"address": first}, call, revised={"address": then})
-        case "credit":
-            order, _ = shopper.order(DELIVERED, lambda record: record["late_days"] >= LATE_DAYS)
-            return shopper.wish(
-                "credit",
-                {"order": order},
-                ToolCall("credit", {"order": order}),
-                amount=TEN,
-            )
-        case "paid":
-            order, record = shopper.order(chance.choice((PENDING, SHIPPED, DELIVERED)))
-            return shopper.wish("paid", {"order": order}, amount=record["paid"])
-    # The only other kind: how many are in stock
-    item = chance.choice(list(items))
+Maker = Callable[[Shopper], UserRequest]
+"""Makes a request of a customer. Raises UnfitError if they have nothing that it could be about.
+
+Where a user changes their mind, `first` is what they say at first, and `then` what they want.
+"""
+
+
+# Requests that the policy allows
+
+
+def _cancel(shopper: Shopper) -> UserRequest:
+    order, record = shopper.order(PENDING)
+    first, then = shopper.chance.sample(REASONS, 2)
+    return shopper.wish(
+        "cancel",
+        {"order": order, "reason": first},
+        ToolCall("cancel_order", {"order": order, "reason": then}),
+        revised={"reason": then},
+        amount=record["paid"],
+    )
+
+
+def _change_address(shopper: Shopper) -> UserRequest:
+    order, record = shopper.order(PENDING)
+    first, then = shopper.address(record), shopper.address(record)
+    return shopper.wish(
+        "address",
+        {"order": order, "address": first},
+        ToolCall("change_address", {"order": order, "address": then}),
+        revised={"address": then},
+    )
+
+
+def _change_payment(shopper: Shopper) -> UserRequest:
+    order, record = shopper.order(PENDING)
+    payment = shopper.other_payment(record)
+    return shopper.wish(
+        "payment",
+        {"order": order, "payment": shopper.kind_of(payment)},
+        ToolCall("change_payment", {"order": order, "payment": payment}),
+    )
+
+
+def _swap(shopper: Shopper) -> UserRequest:
+    order, record = shopper.order(PENDING)
+    return _other_option(shopper, "swap", order, record)
+
+
+def _exchange(shopper: Shopper) -> UserRequest:
+    order, record = shopper.order(DELIVERED, is_recent)
+    return _other_option(shopper, "exchange", order, record)
+
+
+def _other_option(shopper: Shopper, kind: Kind, order: str, record: Record) -> UserRequest:
+    """Another option of an item. kind: "swap" before the delivery, "exchange" after it."""
+    # 1. The item, and the options; the stock of both items changes
+    items = shopper.items
+    item = shopper.chance.choice(record["items"])
+    first = shopper.option(item, stocked=True)
+    then = shopper.option(item, stocked=True)
+    shopper.changes |= {item, then}
+
+    # 2. The request
+    product, option = shopper.split(first)
+    revised = {"option": shopper.split(then)[1]} if then != first else {}
+    return shopper.wish(
+        kind,
+        {"order": order, "item": product, "option": option},
+        ToolCall(f"{kind}_item", {"order": order, "item": item, "new_item": then}),
+        revised=revised,
+        amount=record["paid"] - items[item]["price"] + items[then]["price"],
+        product=product,
+    )
+
+
+def _return(shopper: Shopper) -> UserRequest:
+    order, record = shopper.order(DELIVERED, is_recent)
+    first = shopper.chance.choice(record["items"])
+    then = shopper.chance.choice(record["items"])
+    arguments = {"order": order, "item": then, "payment": record["payment"]}
+    return shopper.wish(
+        "return",
+        {"order": order, "item": shopper.split(first)[0]},
+        ToolCall("return_item", arguments),
+        revised={"item": shopper.split(then)[0]} if then != first else {},
+        amount=shopper.items[then]["price"],
+    )
+
+
+def _move(shopper: Shopper) -> UserRequest:
+    first, then = shopper.address(shopper.record), shopper.address(shopper.record)
+    return shopper.wish(
+        "move",
+        {"address": first},
+        ToolCall("move_customer", {"customer": shopper.customer, "address": then}),
+        revised={"address": then},
+    )
+
+
+def _credit(shopper: Shopper) -> UserRequest:
+    order, _ = shopper.order(DELIVERED, lambda record: record["late_days"] >= LATE_DAYS)
+    call = ToolCall("credit", {"order": order})
+    return shopper.wish("credit", {"order": order}, call, amount=TEN)
+
+
+def _ask_paid(shopper: Shopper) -> UserRequest:
+    order, record = shopper.order(shopper.chance.choice((PENDING, SHIPPED, DELIVERED)))
+    return shopper.wish("paid", {"order": order}, amount=record["paid"])
+
+
+def _ask_stock(shopper: Shopper) -> UserRequest:
+    # 1. The item
+    item = shopper.chance.choice(list(shopper.items))
     shopper.queries.add(item)
     product, option = shopper.split(item)
-    stock = items[item]["stock"]
+
+    # 2. What an answer may say of it
+    stock = shopper.items[item]["stock"]
     alternatives = (str(stock),) if stock else (*RULES["stock"].words, "0", "none")
-    say = wording("stock", chance, product=product, option=option)
     return UserRequest(
         "stock",
-        say,
+        wording("stock", shopper.chance, product=product, option=option),
         {"item": product, "option": option},
         told=(alternatives,),
         product=product,
     )
 
 
-FORBIDDEN = (
-    "cancel shipped", "cancel for a bad reason", "redirect shipped", "swap for sold out", "return late",
-    "return elsewhere", "someone else's", "credit in time", "danger",
-)  # fmt: skip
+ALLOWED: dict[str, Maker] = {
+    "cancel": _cancel,
+    "address": _change_address,
+    "payment": _change_payment,
+    "swap": _swap,
+    "exchange": _exchange,
+    "return": _return,
+    "move": _move,
+    "credit": _credit,
+    "paid": _ask_paid,
+    "stock": _ask_stock,
+}
+"""By `CHANGES` and `QUESTIONS`."""
 
 
-def forbidden(shopper: Shopper, wish: str) -> UserRequest:
-    """One of the `FORBIDDEN` wishes, or the one that a colleague must hear. Raises UnfitError."""
-    chance = shopper.chance
-    match wish:
-        case "cancel shipped":
-            order, _ = shopper.order(SHIPPED)
-            return shopper.forbidden(
-                "cancel",
-                {"order": order, "reason": chance.choice(REASONS)},
-                "shipped",
-            )
-        case "cancel for a bad reason":
-            order, _ = shopper.order(PENDING)
-            return shopper.forbidden(
-                "cancel",
-                {"order": order, "reason": "cheaper elsewhere"},
-                "reason",
-            )
-        case "redirect shipped":
-            order, record = shopper.order(SHIPPED)
-            return shopper.forbidden(
-                "address",
-                {"order": order, "address": shopper.address(record)},
-                "shipped",
-            )
-        case "swap for sold out":
-            order, record = shopper.order(PENDING)
-            item = shopper.option(chance.choice(record["items"]), stocked=False)
-            shopper.queries.add(item)
-            product, option = shopper.split(item)
-            return shopper.forbidden(
-                "swap",
-                {"order": order, "item": product, "option": option},
-                "stock",
-                product,
-            )
-        case "return late":
-            order, record = shopper.order(DELIVERED, lambda record: not is_recent(record))
-            item, _ = shopper.split(chance.choice(record["items"]))
-            return shopper.forbidden("return", {"order": order, "item": item}, "late")
-        case "return elsewhere":
-            order, record = shopper.order(DELIVERED, is_recent)
-            payment = shopper.kind_of(shopper.other_payment(record))
-            # The user's words would not tell the two apart
-            if payment == shopper.kind_of(record["payment"]):
-                raise UnfitError
-            item, _ = shopper.split(chance.choice(record["items"]))
-            request = shopper.forbidden(
-                "return",
-                {"order": order, "item": item, "payment": payment},
-                "payment",
-            )
-            return replace(request, say=wording("elsewhere", chance, payment=payment))
-        case "someone else's":
-            orders = shopper.tables["orders"]
-            order = chance.choice(list(orders))
-            # It must be another customer's, and pending, so that only one rule forbids it
-            if orders[order]["customer"] == shopper.customer or orders[order]["status"] != PENDING:
-                raise UnfitError
-            return shopper.forbidden(
-                "cancel",
-                {"order": order, "reason": chance.choice(REASONS)},
-                "owner",
-            )
-        case "credit in time":
-            order, _ = shopper.order(DELIVERED, lambda record: record["late_days"] < LATE_DAYS)
-            return shopper.forbidden("credit", {"order": order}, "credit")
-    product = shopper.tables["products"][chance.choice(sorted(shopper.tables["products"]))]["name"]
-    say = wording("danger", chance, product=product)
+# Requests that a rule forbids
+
+
+def _cancel_shipped(shopper: Shopper) -> UserRequest:
+    order, _ = shopper.order(SHIPPED)
+    facts = {"order": order, "reason": shopper.chance.choice(REASONS)}
+    return shopper.forbidden("cancel", facts, "shipped")
+
+
+def _cancel_for_bad_reason(shopper: Shopper) -> UserRequest:
+    order, _ = shopper.order(PENDING)
+    facts = {"order": order, "reason": "cheaper elsewhere"}
+    return shopper.forbidden("cancel", facts, "reason")
+
+
+def _redirect_shipped(shopper: Shopper) -> UserRequest:
+    order, record = shopper.order(SHIPPED)
+    facts = {"order": order, "address": shopper.address(record)}
+    return shopper.forbidden("address", facts, "shipped")
+
+
+def _swap_for_sold_out(shopper: Shopper) -> UserRequest:
+    order, record = shopper.order(PENDING)
+    item = shopper.option(shopper.chance.choice(record["items"]), stocked=False)
+    shopper.queries.add(item)
+    product, option = shopper.split(item)
+    facts = {"order": order, "item": product, "option": option}
+    return shopper.forbidden("swap", facts, "stock", product)
+
+
+def _return_late(shopper: Shopper) -> UserRequest:
+    order, record = shopper.order(DELIVERED, lambda record: not is_recent(record))
+    product, _ = shopper.split(shopper.chance.choice(record["items"]))
+    return shopper.forbidden("return", {"order": order, "item": product}, "late")
+
+
+def _return_elsewhere(shopper: Shopper) -> UserRequest:
+    order, record = shopper.order(DELIVERED, is_recent)
+    payment = shopper.kind_of(shopper.other_payment(record))
+    # The user's words would not tell the two apart
+    if payment == shopper.kind_of(record["payment"]):
+        raise UnfitError
+    product, _ = shopper.split(shopper.chance.choice(record["items"]))
+    facts = {"order": order, "item": product, "payment": payment}
+    request = shopper.forbidden("return", facts, "payment")
+    return replace(request, say=wording("elsewhere", shopper.chance, payment=payment))
+
+
+def _cancel_for_someone_else(shopper: Shopper) -> UserRequest:
+    orders = shopper.tables["orders"]
+    order = shopper.chance.choice(list(orders))
+    # It must be another customer's, and pending, so that only one rule forbids it
+    if orders[order]["customer"] == shopper.customer or orders[order]["status"] != PENDING:
+        raise UnfitError
+    facts = {"order": order, "reason": shopper.chance.choice(REASONS)}
+    return shopper.forbidden("cancel", facts, "owner")
+
+
+def _credit_in_time(shopper: Shopper) -> UserRequest:
+    order, _ = shopper.order(DELIVERED, lambda record: record["late_days"] < LATE_DAYS)
+    return shopper.forbidden("credit", {"order": order}, "credit")
+
+
+def _report_danger(shopper: Shopper) -> UserRequest:
+    """Not forbidden, but for a colleague to hear."""
+    products = shopper.tables["products"]
+    product = products[shopper.chance.choice(sorted(products))]["name"]
+    say = wording("danger", shopper.chance, product=product)
     return UserRequest("danger", say, actions=(ToolCall(ESCALATE, {"reason": "hurt"}),))
+
+
+FORBIDDEN: dict[str, Maker] = {
+    "cancel shipped": _cancel_shipped,
+    "cancel for a bad reason": _cancel_for_bad_reason,
+    "redirect shipped": _redirect_shipped,
+    "swap for sold out": _swap_for_sold_out,
+    "return late": _return_late,
+    "return elsewhere": _return_elsewhere,
+    "someone else's": _cancel_for_someone_else,
+    "credit in time": _credit_in_time,
+    "danger": _report_danger,
+}
+MAKERS = ALLOWED | FORBIDDEN
 
 
 def make_task(
@@ -408,13 +466,13 @@ def _wishes(level: str, chance: random.Random) -> list[str]:
     if level == ONE:
         return [chance.choice(CHANGES)]
     if level == REFUSE:
-        return [chance.choice(FORBIDDEN)]
+        return [chance.choice(list(FORBIDDEN))]
     first = chance.choice(CHANGES)  # one change at least
     kinds = [kind for kind in (*CHANGES, *QUESTIONS) if kind != first]
     others = chance.sample(kinds, chance.choice((1, 1, 2)))
     wishes: list[str] = [first, *others]
     if chance.random() < FORBIDDEN_AS_WELL:
-        wishes[-1] = chance.choice(FORBIDDEN)
+        wishes[-1] = chance.choice(list(FORBIDDEN))
     chance.shuffle(wishes)
     return wishes
 
@@ -429,9 +487,8 @@ def _requests(
     # 1. One for each wish; no stock may depend on the order in which they are done
     requests = []
     for wish in wishes:
-        make = forbidden if wish in FORBIDDEN else allowed
         # Each uses up what it is about
-        requests.append(make(shopper, wish))
+        requests.append(MAKERS[wish](shopper))
     if shopper.changes & shopper.queries:
         raise UnfitError
     # 2. A wavering user changes their mind once, and the others want the last facts from the start
