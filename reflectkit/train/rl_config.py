@@ -560,99 +560,97 @@ class RLConfig(Config):
 
     @override
     def contradictions(self) -> Iterator[Rule]:
-        sampler, reflector = self.sampler, self.reflector
+        yield from self._contradictions_of_problems()
+        yield from self._contradictions_of_learning()
+        yield from self._contradictions_of_sampling()
+        yield from self._contradictions_of_comments()
 
-        # 1. The environment and its problems
-        writes = not self.env.offers_choices
+    def _contradictions_of_problems(self) -> Iterator[Rule]:
+        """The environment and its problems."""
         model = self.policy.start
+        writes = not self.env.offers_choices
         yield model.is_tiny and writes, words_needed(model.text, self.env.name)
         for level in self.curriculum.levels:
             check_level(self.env.name, level)
         refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)
-        yield (
-            self.patience and not self.validate_steps,
-            f"--patience {self.patience} needs --validate-steps N",
-        )
+        never = f"--patience {self.patience} needs --validate-steps N"
+        yield self.patience and not self.validate_steps, never
 
-        # 2. What is learned from, and who learns
-        yield (
-            (self.recorded is None) != (self.outcomes is None),
-            "--recorded and --outcomes need each other",
-        )
+    def _contradictions_of_learning(self) -> Iterator[Rule]:
+        """What is learned from, and what is measured of it."""
+        # 1. Recorded decisions
+        writes = not self.env.offers_choices
+        is_half = (self.recorded is None) != (self.outcomes is None)
+        yield is_half, "--recorded and --outcomes need each other"
         if self.recorded is not None:
             yield from self._contradictions_of_recorded()
         if self.engine.remote:
             yield from self._contradictions_of_engine(writes=writes)
+
+        # 2. Calibration
         if self.calibrate:
             self.env.require_teacher("action")
-            in_words = (
-                f"--calibrate is for choices, and env '{self.env.name}' is answered in words;"
-                " leave it out"
-            )
-            yield writes, in_words
-            unmeasured = (
-                "--calibrate needs held-out problems that cost nothing to play:"
-                " --validate-problems 100"
-            )
-            yield not (self.validate_steps or self.held_out), f"{unmeasured}, or leave it out"
+            in_words = f"--calibrate is for choices, and env '{self.env.name}' is answered in words"
+            yield writes, f"{in_words}; leave it out"
+            unmeasured = "--calibrate needs held-out problems that cost nothing to play"
+            fix = "--validate-problems 100, or leave it out"
+            yield not (self.validate_steps or self.held_out), f"{unmeasured}: {fix}"
+
+        # 3. Groups of episodes
         repeats = self.algo.repeats
         near = max(1, round(self.episodes / repeats)) * repeats
-        uneven = (
-            f"--episodes {self.episodes} is not a multiple of the group size {repeats}; use {near}"
-        )
-        yield self.episodes % repeats, uneven
+        uneven = f"--episodes {self.episodes} is not a multiple of the group size {repeats}"
+        yield self.episodes % repeats, f"{uneven}; use {near}"
 
-        # 3. Who samples, and where
+    def _contradictions_of_sampling(self) -> Iterator[Rule]:
+        """Who samples, and where."""
+        # 1. A server
+        sampler, reflector = self.sampler, self.reflector
         several = self.processes > 1 and sampler.remote
         yield several, f"--sampler {sampler.policy} trains in one process; leave out --processes"
         stale = self.staleness.max_staleness
-        server = (
-            "plays with other weights than those that learn, which takes a server: --sampler"
-            " vllm:URL"
-        )
-        yield stale and not sampler.remote, f"--max-staleness {stale} {server}; or leave it out"
+        server = "plays with other weights than those that learn, which takes a server"
+        fix = "--sampler vllm:URL; or leave it out"
+        yield stale and not sampler.remote, f"--max-staleness {stale} {server}: {fix}"
+
+        # 2. One base for both players
         on_one_base = stale and reflector.share_base and sampler.reflector == LOCAL
-        ahead = (
-            "lets the reflector comment while the policy learns, which two adapters on one base"
-            " cannot"
-        )
-        yield (
-            on_one_base,
-            f"--max-staleness {ahead}; leave out --share-base, or give --reflector-sampler",
-        )
+        ahead = "lets the reflector comment while the policy learns"
+        cannot = "which two adapters on one base cannot"
+        fix = "leave out --share-base, or give --reflector-sampler"
+        yield on_one_base, f"--max-staleness {ahead}, {cannot}; {fix}"
         is_pair = (
             reflector.load_dir is not None and self.policy.load_dir is not None and not self.lora.r
         )
-        two = (
-            "--share-base needs --policy and --reflector, two LoRA adapters on the same base, and"
-            " no --lora-r"
-        )
-        yield reflector.share_base and not is_pair, two
+        two = "two LoRA adapters on the same base, and no --lora-r"
+        needs = f"--share-base needs --policy and --reflector, {two}"
+        yield reflector.share_base and not is_pair, needs
 
-        # 4. Settings of what is not there
-        chat, comments = self.chat_reflector, reflector.load_dir
+    def _contradictions_of_comments(self) -> Iterator[Rule]:
+        """Who comments, and what is learned from it."""
+        # 1. Settings of what is not there
+        chat, comments = self.chat_reflector, self.reflector.load_dir
         of_comments = ("reflect_prob", "reflect_temperature", "swap_comments", "reflector_sampler")
         has_price = chat or self.engine.remote
         for name in non_default(self, *OF_CHAT_MODELS):
-            yield (
-                not (has_price if name == "max_cost_usd" else chat),
-                f"{flag(name)} is for --reflector openai:MODEL; leave it out",
-            )
+            is_used = has_price if name == "max_cost_usd" else chat
+            yield not is_used, f"{flag(name)} is for --reflector openai:MODEL; leave it out"
         for name in non_default(self, *of_comments):
             yield not comments, f"{flag(name)} needs comments; add --reflector, or leave it out"
 
-        # 5. Who comments, and what is learned from it
+        # 2. Who comments
         if chat is not None:
             yield from self._contradictions_of_chat_reflector(chat)
         if self.reflector_training.every:
             yield from self._contradictions_of_reflector_training()
+
+        # 3. What is learned from comments
         if self.distill.weight:
             yield from self._contradictions_of_distillation()
         else:
-            advice = (
-                "--algo none learns from comments alone; add --distill-comments 1 and --reflector"
-            )
-            yield self.algo.name == "none", advice
+            nothing = "--algo none learns from comments alone"
+            fix = "add --distill-comments 1 and --reflector"
+            yield self.algo.name == "none", f"{nothing}; {fix}"
         if comments == TEACHER:
             check_teacher(self.env.kind.teacher_type, self.setup.env_name, "comment")
 
