@@ -11,7 +11,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from reflectkit.env import Agent, Context, Env
@@ -20,7 +20,7 @@ from reflectkit.eventloop import in_thread, outside_loop, run_sync
 from reflectkit.keys import masked
 from reflectkit.rollouts.wrappers import checked
 from reflectkit.seeding import derive
-from reflectkit.types import Decision, Status, Task, Trajectory, Turn
+from reflectkit.types import Decision, Observation, Status, Task, Trajectory, Turn
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -318,6 +318,57 @@ def usable_after(trajectory: Trajectory) -> bool:
     return trajectory.status is not Status.ABORTED or agent_failed
 
 
+@dataclass(slots=True)
+class History:
+    """What has happened in an episode so far."""
+
+    episode: Episode
+    turns: list[Turn] = field(default_factory=list)
+    observation: Observation | None = None
+    """The latest observation; None before the first."""
+
+    def trajectory(
+        self,
+        status: Status,
+        reason: str = "",
+        unexecuted: Decision | None = None,
+        penalty: float = 0.0,
+    ) -> Trajectory:
+        """The episode as it has ended.
+
+        reason: why it ended early. unexecuted: a last decision that the env did not carry out.
+        penalty: for ending before the first turn.
+        """
+        success = False
+        if self.turns and status is not Status.ABORTED:
+            success = self.turns[-1].info.get("success") is True
+        return Trajectory(
+            self.episode.task,
+            self.episode.seed,
+            tuple(self.turns),
+            status,
+            success,
+            reason,
+            self.episode.group,
+            unexecuted,
+            penalty,
+            self.observation,
+        )
+
+    def truncated(self, decision: Decision, env: Env) -> Trajectory:
+        """The episode as ended by `decision`, a decision to end it, with the env's penalty."""
+        penalty = 0.0
+        if self.observation is not None:
+            penalty = float(env.truncation_penalty(0))
+        if self.turns and penalty:
+            last = self.turns[-1]
+            info = last.info | {"truncation_penalty": penalty}
+            self.turns[-1] = replace(last, reward=last.reward + penalty, info=info)
+            penalty = 0.0
+        reason = decision.truncation_reason or ""
+        return self.trajectory(Status.TRUNCATED, reason, decision, penalty)
+
+
 async def play(
     episode: Episode,
     env: Env,
@@ -337,82 +388,58 @@ async def play(
     `rollouts.checked` refuses.
     """
     env = checked(env)
-    turns: list[Turn] = []
-    observation = None
+    history = History(episode)
+    turns = history.turns
     start = derive(episode.seed, "env") if episode.start is None else episode.start
-
-    def trajectory_of(
-        status: Status,
-        reason: str = "",
-        unexecuted: Decision | None = None,
-        penalty: float = 0.0,
-    ) -> Trajectory:
-        success = False
-        if turns and status is not Status.ABORTED:
-            success = turns[-1].info.get("success") is True
-        return Trajectory(
-            episode.task,
-            episode.seed,
-            tuple(turns),
-            status,
-            success,
-            reason,
-            episode.group,
-            unexecuted,
-            penalty,
-            observation,
-        )
-
-    def truncated(decision: Decision) -> Trajectory:
-        penalty = 0.0 if observation is None else float(env.truncation_penalty(0))
-        if turns and penalty:
-            last = turns[-1]
-            turns[-1] = replace(
-                last, reward=last.reward + penalty, info=last.info | {"truncation_penalty": penalty}
-            )
-            penalty = 0.0
-        return trajectory_of(Status.TRUNCATED, decision.truncation_reason or "", decision, penalty)
-
     deadline = asyncio.timeout(timeout_s or None)
     try:
         async with deadline:
             observation = await _answer(env, env.reset, episode.task, start)
+            history.observation = observation
             while True:
                 # 1. The agent decides
                 context = Context(derive(episode.seed, "turn", len(turns)), env, tuple(turns))
-                answer = agent.decide(observation, context)
-                if not inspect.isawaitable(answer):
-                    raise ConfigError(
-                        f"{code_place(type(agent))}: decide() is not async; write async def decide"
-                    )
-                decision = await answer
-                if not isinstance(decision, Decision):
-                    raise ConfigError(
-                        f"{code_place(type(agent))}: decide() returned {brief(decision)}; return a reflectkit.Decision,"
-                        " e.g. Decision(0)"
-                    )
+                decision = await _decision(agent, observation, context)
                 if decision.failure is not None:
-                    return trajectory_of(Status.ABORTED, decision.failure, decision)
+                    return history.trajectory(Status.ABORTED, decision.failure, decision)
                 if decision.truncation_reason is not None:
-                    return truncated(decision)
+                    return history.truncated(decision, env)
 
                 # 2. The env takes its step
                 env.decided(decision)
                 result = await _answer(env, env.step, decision.action)
                 turns.append(Turn(observation, decision, result.reward, result.info))
-                observation = result.observation
-                if result.terminated or result.truncated:
-                    return trajectory_of(
-                        Status.COMPLETED if result.terminated else Status.TRUNCATED
-                    )
+                observation = history.observation = result.observation
+                if result.terminated:
+                    return history.trajectory(Status.COMPLETED)
+                if result.truncated:
+                    return history.trajectory(Status.TRUNCATED)
     except EnvironmentFailure as failure:
-        return trajectory_of(Status.ABORTED, masked(str(failure)))
+        return history.trajectory(Status.ABORTED, masked(str(failure)))
     except TimeoutError:
         if not deadline.expired():
             raise
-        return truncated(Decision(0, truncation_reason=f"{LATE} {timeout_s:g} s"))
+        return history.truncated(Decision(0, truncation_reason=f"{LATE} {timeout_s:g} s"), env)
     finally:
         env.release()
+
+
+async def _decision(agent: Agent, observation: Observation, context: Context) -> Decision:
+    """The agent's decision. Raises ConfigError if its `decide` is no coroutine or returns something
+    else.
+    """
+    answer = agent.decide(observation, context)
+    if not inspect.isawaitable(answer):
+        raise ConfigError(
+            f"{code_place(type(agent))}: decide() is not async; write async def decide"
+        )
+    decision = await answer
+    if not isinstance(decision, Decision):
+        raise ConfigError(
+            f"{code_place(type(agent))}: decide() returned {brief(decision)}; return a"
+            " reflectkit.Decision, e.g. Decision(0)"
+        )
+    return decision
 
 
 async def _answer(

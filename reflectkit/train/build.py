@@ -4,7 +4,7 @@ checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -182,7 +182,6 @@ def build_trainer(
     and ConfigError for models that cannot be trained.
     """
     config = run.config
-    distill = config.distill
     if config.engine.remote:
         return _service_trainer(run, progress, chat, place, earlier_steps)
     device = config.policy.device
@@ -198,72 +197,36 @@ def build_trainer(
     max_tokens = config.max_tokens_per_batch or tokens_a_pass(policy.model, recompute=recompute)
     memory: dict[str, Any] = {"max_tokens": max_tokens, "gradient_checkpointing": recompute}
 
-    # 2. The policy that training started from, for a KL penalty or as the teacher of distillation
-    start = None
-    if config.algo.kl or (distill.weight and not distill.ema):
-        start = starting_player(policy, run.policy.text, bool(config.lora.r), device)
-
-    # 3. The critic
-    critic = None
-    critic_settings: dict[str, Any] = {}
-    critic_config = config.algo.critic
-    if critic_config is not None:
-        unseen = "the critic reads a state without its choices, which the policy scores alone"
-        refuse(
-            policy.answer == SCORE,
-            f"--algo {config.algo.name}: {unseen}; use --algo grpo or reinforce",
-        )
-        critic = Critic(policy, critic_config.head, critic_config.critic_trunk, config.run.seed)
-        critic_settings["critic_rate"] = critic_config.critic_rate
-        critic_settings["value_clip"] = critic_config.value_clip
-
-    # 4. The learner of the policy
-    reference = start if config.algo.kl else None
-    teacher = None
-    if distill.weight:
-        teacher = averaged_player(policy) if distill.ema else start
-    settings = Settings(
-        **_policy_settings(run),
-        distill=distill.weight,
-        divergence=distill.divergence,
-        ema=distill.ema,
-        **critic_settings,
-        **memory,
-    )
-    learner = LocalLearner(policy, settings, critic, reference, processes, progress.news, teacher)
-
-    # 5. The sampler of its actions
+    # 2. The learner of the policy, and the sampler of its actions
+    learner = _learner(run, policy, device, memory, processes, progress)
     opening = Opening(
         str(place or run.policy),
         device,
         policy,
         scorer=learner.scorer if processes.sharded else None,
         team=processes if processes.sharded else None,
-        watch=None if critic is None else learner.observe,
+        watch=learner.observe if learner.has_critic else None,
     )
     sampler = config.sampler.open_policy(opening)
 
-    # 6. Who comments, and the trainer of a reflector that learns
-    commentator: CommentSource | None = chat
-    reflector_trainer = None
-    if run.reflector is not None and run.reflector.is_teacher:
-        commentator = TeacherComments()
-    elif run.reflector is not None and chat is None:
-        training = config.reflector_training
-        reflector_sampler = config.sampler.open_reflector(
-            run.reflector.text, device, reflector_model, frozen=not training.every
-        )
-        commentator = reflector_of(
-            reflector_sampler, run.reflector.facts, run.reflector.text, config.reflector.temperature
-        )
-        is_typed = isinstance(commentator, TypedReflector)
+    # 3. Who comments, and the trainer of a reflector that learns
+    training = config.reflector_training
+    commentator = _commentator(
+        run,
+        chat,
+        lambda source: config.sampler.open_reflector(
+            source, device, reflector_model, frozen=not training.every
+        ),
+    )
+    if isinstance(commentator, TypedReflector):
         fault = "asks a typed reflector, whose answers are neither trained nor drawn; leave it out"
-        refuse(is_typed and training.every, f"--train-reflector {training.every} {fault}")
-        refuse(is_typed and config.reflector.temperature, f"--reflect-temperature {fault}")
-        if training.every and reflector_model is not None:
-            reflector_trainer = _reflector_trainer(run, reflector_model, device, memory, progress)
+        refuse(training.every, f"--train-reflector {training.every} {fault}")
+        refuse(config.reflector.temperature, f"--reflect-temperature {fault}")
+    reflector_trainer = None
+    if training.every and reflector_model is not None:
+        reflector_trainer = _reflector_trainer(run, reflector_model, device, memory, progress)
 
-    # 7. The trainer
+    # 4. The trainer
     trainer = _trainer(
         run,
         learner,
@@ -277,6 +240,73 @@ def build_trainer(
     if config.recorded is not None:
         trainer.recorded = _tokenised(run.problems.recorded, trainer.agent, config.recorded)
     return trainer
+
+
+def _learner(
+    run: RLRun,
+    policy: LoadedModel,
+    device: str,
+    memory: Mapping[str, Any],
+    processes: Processes,
+    progress: Progress,
+) -> LocalLearner:
+    """The learner of `policy`, in this process. memory: what its passes may take, as settings.
+
+    Raises ConfigError if the critic cannot read the states.
+    """
+    # 1. The policy that training started from, for a KL penalty or as the teacher of distillation
+    config = run.config
+    distill = config.distill
+    start = None
+    if config.algo.kl or (distill.weight and not distill.ema):
+        start = starting_player(policy, run.policy.text, bool(config.lora.r), device)
+
+    # 2. The critic
+    critic = None
+    critic_settings: dict[str, Any] = {}
+    critic_config = config.algo.critic
+    if critic_config is not None:
+        unseen = "the critic reads a state without its choices, which the policy scores alone"
+        fault = f"--algo {config.algo.name}: {unseen}; use --algo grpo or reinforce"
+        refuse(policy.answer == SCORE, fault)
+        critic = Critic(policy, critic_config.head, critic_config.critic_trunk, config.run.seed)
+        critic_settings["critic_rate"] = critic_config.critic_rate
+        critic_settings["value_clip"] = critic_config.value_clip
+
+    # 3. The teacher of distillation
+    teacher = None
+    if distill.weight:
+        teacher = averaged_player(policy) if distill.ema else start
+
+    # 4. The learner
+    settings = Settings(
+        **_policy_settings(run),
+        distill=distill.weight,
+        divergence=distill.divergence,
+        ema=distill.ema,
+        **critic_settings,
+        **memory,
+    )
+    reference = start if config.algo.kl else None
+    return LocalLearner(policy, settings, critic, reference, processes, progress.news, teacher)
+
+
+def _commentator(
+    run: RLRun,
+    chat: CommentSource | None,
+    open_sampler: Callable[[str], Sampler],
+) -> CommentSource | None:
+    """Who comments: the env's teacher, a chat model, or a reflector; None if nobody does.
+
+    chat: the chat model. open_sampler: opens the sampler of a reflector by its name.
+    """
+    reflector = run.reflector
+    if reflector is not None and reflector.is_teacher:
+        return TeacherComments()
+    if reflector is None or chat is not None:
+        return chat
+    temperature = run.config.reflector.temperature
+    return reflector_of(open_sampler(reflector.text), reflector.facts, reflector.text, temperature)
 
 
 def _policy_settings(run: RLRun) -> dict[str, Any]:
@@ -359,31 +389,27 @@ def _service_trainer(
     loads its weights.
     """
     config = run.config
-    budget = (
-        chat.client.budget if isinstance(chat, ChatReflector) else Budget(config.chat.max_cost_usd)
-    )
-    meter = Meter(config.engine.settings.prices, budget)
-    engine = config.engine
+    engine, seed = config.engine, config.run.seed
+    budget = Budget(config.chat.max_cost_usd)
+    if isinstance(chat, ChatReflector):
+        budget = chat.client.budget
+    meter = Meter(engine.settings.prices, budget)
     service = MeteredService(open_service(engine.name, engine.settings, progress.news), meter)
 
     # 1. The base on the service, and the adapter that learns; a policy that was trained there is
     # loaded
     record = dict(run.policy.facts.get(SERVICE) or {})
     names = run_sync(service.models())
-    base = base_on_service(
-        names,
-        record.get("base") or run.policy.text,
-        config.engine.settings.service_model,
-        service.url,
-    )
+    base_name = record.get("base") or run.policy.text
+    base = base_on_service(names, base_name, engine.settings.service_model, service.url)
     rank = int(record.get("rank") or config.lora.r)
-    seed = config.run.seed
-    state = record.get("state") if place is None else None
-    adapter = RememberingAdapter(run_sync(loaded(service, base, rank, seed, state)))
+    state = record.get("state")
+    adapter_state = state if place is None else None
+    adapter = RememberingAdapter(run_sync(loaded(service, base, rank, seed, adapter_state)))
     progress.news(f"{service.url}: a LoRA adapter of rank {rank} on {base}")
-    start = (
-        run_sync(loaded(service, base, rank, seed, record.get("state"))) if config.algo.kl else None
-    )
+    start = None
+    if config.algo.kl:
+        start = run_sync(loaded(service, base, rank, seed, state))
 
     # 2. The learner and the sampler of the policy
     source = run.policy.text
@@ -395,8 +421,8 @@ def _service_trainer(
         source,
         Settings(**_policy_settings(run)),
         {
-            "engine": config.engine.name,
-            "rows": config.engine.settings.service_rows,
+            "engine": engine.name,
+            "rows": engine.settings.service_rows,
             "base": base,
             "rank": rank,
         },
@@ -410,17 +436,14 @@ def _service_trainer(
     sampler = sampler_of(adapter, source, role, service.url)
 
     # 3. Who comments: on the service what is there, else in this process
-    commentator: CommentSource | None = chat
-    if run.reflector is not None and run.reflector.is_teacher:
-        commentator = TeacherComments()
-    elif run.reflector is not None and chat is None:
-        sampler_of_comments = _service_reflector(
-            run, service, names
-        ) or config.sampler.open_reflector(run.reflector.text, config.policy.device, frozen=True)
-        facts, place_of_reflector = run.reflector.facts, run.reflector.text
-        commentator = reflector_of(
-            sampler_of_comments, facts, place_of_reflector, config.reflector.temperature
-        )
+    commentator = _commentator(
+        run,
+        chat,
+        lambda source: (
+            _service_reflector(run, service, names)
+            or config.sampler.open_reflector(source, config.policy.device, frozen=True)
+        ),
+    )
     trainer = _trainer(run, learner, sampler, commentator, answer, earlier_steps, Processes())
     if config.recorded is not None:
         trainer.recorded = _tokenised(run.problems.recorded, trainer.agent, config.recorded)
@@ -438,15 +461,14 @@ def _service_reflector(
     reflector = run.reflector
     if reflector is None or not reflector.has_weights:
         return None
-    record, source = dict(reflector.facts.get(SERVICE) or {}), reflector.text
+    record = dict(reflector.facts.get(SERVICE) or {})
+    source = reflector.text
+    base = next((name for name in names if same_model(name, source)), None)
     if record:
-        adapter = run_sync(
-            loaded(
-                service, record["base"], int(record["rank"]), run.config.run.seed, record["state"]
-            )
-        )
-    elif any(same_model(name, source) for name in names):
-        adapter = run_sync(service.writer(next(name for name in names if same_model(name, source))))
+        rank, seed = int(record["rank"]), run.config.run.seed
+        adapter = run_sync(loaded(service, record["base"], rank, seed, record["state"]))
+    elif base is not None:
+        adapter = run_sync(service.writer(base))
     else:
         return None
     return sampler_of(adapter, source, check_role(source, "reflection"), service.url)
@@ -467,13 +489,8 @@ def _tokenised(
         (turn,) = trajectory.turns
         decision, labels = turn.decision, agent.labels(turn.observation.choices)
         if agent.prompt(turn.observation, None) != decision.prompt_ids:
-            raise DataError(
-                source,
-                (
-                    f"{trajectory.task.id}: the --policy reads the prompt as other tokens; use its"
-                    " own"
-                ),
-            )
+            fault = "the --policy reads the prompt as other tokens; use its own"
+            raise DataError(source, f"{trajectory.task.id}: {fault}")
         assert isinstance(decision.action, int)
         decision = replace(decision, token_ids=labels[decision.action])
         tokenised.append(replace(trajectory, turns=(replace(turn, decision=decision),)))

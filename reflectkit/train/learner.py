@@ -398,85 +398,116 @@ class PolicyLearner(Learner):
         settings = self.settings
         device = scored.logprob_N.device
         places = list(zip(scored.row_N, scored.place_N, strict=True))
-
-        def column(name: str) -> torch.Tensor:
-            values = [getattr(samples[row], name)[place] for row, place in places]
-            return torch.tensor(values, device=device)
-
         weight_N = torch.tensor([token_weights[row] for row, _ in places], device=device)
-        old_N = column("logprobs")
-        advantage_N = column("advantages")
-        replayed_N = torch.tensor([samples[row].replayed for row, _ in places], device=device)
         starts, numbers = _decisions(samples, places)
-        decision_N = torch.tensor(numbers, device=device)
-
-        # 2. The algorithm's loss of each token
         tokens = losses.TrainedTokens(
             logprob_N=scored.logprob_N,
-            old_logprob_N=old_N,
-            advantage_N=advantage_N,
-            decision_N=decision_N,
+            old_logprob_N=_column(samples, places, "logprobs", device),
+            advantage_N=_column(samples, places, "advantages", device),
+            decision_N=torch.tensor(numbers, device=device),
             decisions=len(starts),
-            replayed_N=replayed_N,
+            replayed_N=torch.tensor([samples[row].replayed for row, _ in places], device=device),
             clip=settings.clip,
             is_cap=settings.is_cap,
             clip_high=settings.clip_high,
         )
-        loss_N = settings.loss(tokens)
 
-        # 3. Without those that are masked
+        # 2. The algorithm's loss of each token, without those that are masked
+        loss_N = settings.loss(tokens)
         figures: dict[str, float] = {}
         if settings.mask != "none":
-            number_of = {row: number for number, row in enumerate(dict.fromkeys(scored.row_N))}
-            row_N = torch.tensor([number_of[row] for row in scored.row_N], device=device)
-            change_N = scored.logprob_N - old_N
-            counts_N = losses.on_policy_enough(
-                change_N, advantage_N, row_N, settings.mask, settings.mask_ratio
-            )
+            counts_N = self._unmasked(tokens, scored.row_N)
             loss_N = loss_N.where(counts_N, 0.0)
             figures["masked"] = float((weight_N * ~counts_N).sum())
 
-        # 4. Their weighted mean, less the entropy bonus
+        # 3. Their weighted mean, less the entropy bonus
         policy_loss = (loss_N * weight_N).sum()
         mean_entropy = (scored.entropy_N * weight_N).sum()
         loss = policy_loss - self.entropy_rate * settings.entropy * mean_entropy
         figures["loss"] = float(policy_loss.detach())
         figures["entropy"] = float(mean_entropy.detach())
 
-        # 5. The divergence from the start: an expectation over the current policy, so without
+        # 4. The divergence from the start: an expectation over the current policy, so without
         #    replayed tokens
         if reference_N is not None:
-            distance_N = losses.kl_estimate(scored.logprob_N, old_N, reference_N, settings.is_cap)
-            distance = (distance_N * weight_N).masked_fill(replayed_N, 0.0).sum()
+            distance_N = losses.kl_estimate(
+                scored.logprob_N, tokens.old_logprob_N, reference_N, settings.is_cap
+            )
+            distance = (distance_N * weight_N).masked_fill(tokens.replayed_N, 0.0).sum()
             loss = loss + settings.kl * distance
             figures["kl_to_start"] = float(distance.detach())
 
-        # 6. The critic's loss, one error a decision, weighted as its tokens are
+        # 5. The critic's loss
         if self.critic is not None:
-            prompts = []
-            for start in starts:
-                row, place = places[start]
-                prompts.append(samples[row].tokens[:place])
-            value_D = self.critic(scored.hidden_ND[starts], prompts)
-            return_D = column("returns")[starts]
-            old_value_D = column("values")[starts]
-            error_D = losses.value_loss(value_D, return_D, old_value_D, settings.value_clip)
-            weight_D = torch.zeros(len(starts), device=device).index_add(0, decision_N, weight_N)
-            critic_loss = (error_D * weight_D).sum() / self.critic.deviation**2
+            hidden_DH = scored.hidden_ND[starts]
+            weight_D = torch.zeros(len(starts), device=device)
+            weight_D = weight_D.index_add(0, tokens.decision_N, weight_N)
+            decision_places = [places[start] for start in starts]
+            critic_loss = self._critic_loss(
+                self.critic, samples, decision_places, hidden_DH, weight_D
+            )
             loss = loss + critic_loss
             figures["value_loss"] = float(critic_loss.detach())
 
-        # 7. How far the policy is from its sampler
-        with torch.no_grad():
-            fresh_N = ~replayed_N
-            change_N = (scored.logprob_N - old_N)[fresh_N]
-            if self._changes is not None:
-                _, lengths_D = torch.unique_consecutive(decision_N[fresh_N], return_counts=True)
-                self._changes.append((change_N.clone(), lengths_D.tolist()))
-            distance_to_sampler = float((torch.exp(change_N) - 1 - change_N).sum())
-            figures["kl"] = distance_to_sampler / max(1, fresh_tokens)
-            figures["ratio_deviation"] = float(change_N.abs().max()) if len(change_N) else 0.0
-        return loss, figures
+        # 6. How far the policy is from its sampler
+        return loss, figures | self._sampler_figures(tokens, fresh_tokens)
+
+    def _unmasked(self, tokens: losses.TrainedTokens, rows: Sequence[int]) -> torch.Tensor:
+        """Whether each of N tokens is close enough to its sampler to count. rows: of the tokens."""
+        number_of = {row: number for number, row in enumerate(dict.fromkeys(rows))}
+        row_N = torch.tensor([number_of[row] for row in rows], device=tokens.logprob_N.device)
+        return losses.on_policy_enough(
+            tokens.logprob_N - tokens.old_logprob_N,
+            tokens.advantage_N,
+            row_N,
+            self.settings.mask,
+            self.settings.mask_ratio,
+        )
+
+    def _critic_loss(
+        self,
+        critic: Critic,
+        samples: Sequence[Sample],
+        places: Sequence[tuple[int, int]],
+        hidden_DH: torch.Tensor,
+        weight_D: torch.Tensor,
+    ) -> torch.Tensor:
+        """The critic's loss, with one error for each of D decisions.
+
+        places: (row, place) of each decision's first token. hidden_DH: the policy's hidden states
+        before it. weight_D: the sum of the weights of its tokens.
+        """
+        prompts = [samples[row].tokens[:place] for row, place in places]
+        value_D = critic(hidden_DH, prompts)
+        error_D = losses.value_loss(
+            value_D,
+            _column(samples, places, "returns", value_D.device),
+            _column(samples, places, "values", value_D.device),
+            self.settings.value_clip,
+        )
+        return (error_D * weight_D).sum() / critic.deviation**2
+
+    @torch.no_grad()
+    def _sampler_figures(
+        self,
+        tokens: losses.TrainedTokens,
+        fresh_tokens: int,
+    ) -> dict[str, float]:
+        """How far the policy is from its sampler, by tokens that are not replayed. Keeps their
+        changes for `_compare`, if it is due.
+
+        fresh_tokens: how many there are in the minibatch.
+        """
+        fresh_N = ~tokens.replayed_N
+        change_N = (tokens.logprob_N - tokens.old_logprob_N)[fresh_N]
+        if self._changes is not None:
+            _, lengths_D = torch.unique_consecutive(tokens.decision_N[fresh_N], return_counts=True)
+            self._changes.append((change_N.clone(), lengths_D.tolist()))
+        distance = float((torch.exp(change_N) - 1 - change_N).sum())
+        return {
+            "kl": distance / max(1, fresh_tokens),
+            "ratio_deviation": float(change_N.abs().max()) if len(change_N) else 0.0,
+        }
 
     def _token_weights(self, counts: Mapping[int, int]) -> dict[int, float]:
         """The weight of a token in each row, in a mean over all tokens or over rows.
@@ -970,6 +1001,17 @@ def _commented(sample: Sample) -> list[int]:
         if decision >= 0 and sample.commented[decision]:
             places.append(place)
     return places
+
+
+def _column(
+    samples: Sequence[Sample],
+    places: Sequence[tuple[int, int]],
+    name: str,
+    device: torch.device,
+) -> torch.Tensor:
+    """The numbers called `name` of N tokens, which are at these (row, place) pairs."""
+    values = [getattr(samples[row], name)[place] for row, place in places]
+    return torch.tensor(values, device=device)
 
 
 def _decisions(

@@ -199,10 +199,7 @@ class Trainer:
         overall = summary(trajectories)
         self.curriculum.end(overall.get("success_rate", 0.0))
         self.step += 1
-        self.counters["episodes"] += len(trajectories)
-        for trajectory in trajectories:
-            self.counters["decisions"] += len(trajectory.turns)
-            self.counters["aborted"] += trajectory.status is Status.ABORTED
+        self._count(trajectories)
         tokens += sum(len(sample.tokens) for sample in samples)
 
         # 5. The reflector's turn, if it learns too
@@ -213,11 +210,7 @@ class Trainer:
 
         # 6. The row of figures
         seconds = time.perf_counter() - start_s
-        groups = len({trajectory.group for trajectory in fresh})
-        without_spread = None
-        if groups and estimates.groups_to_skip is not None:
-            without_spread = len(estimates.groups_to_skip) / groups
-        row = {
+        return {
             "step": self.step,
             "level": level.name,
             "episodes": self.counters["episodes"],
@@ -229,21 +222,35 @@ class Trainer:
             "reflector_cache_hits": hits / requests if requests else None,
             "rows": len(samples),
             "replayed_episodes": len(old),
-            "groups_without_spread": without_spread,
+            "groups_without_spread": _share_without_spread(fresh, estimates),
             "tokens": tokens,
             "tokens_per_second": round(tokens / seconds, 1),
             "episodes_per_second": round(len(trajectories) / seconds, 3),
             "rollout_seconds": round(rollout_s, 3),
             "update_seconds": round(seconds - rollout_s, 3),
+            **self._text_figures(trajectories),
+            **env_figures(trajectories),
         }
-        texts: list[Decision] = []
+
+    def _count(self, trajectories: Sequence[Trajectory]) -> None:
+        """Add the episodes of an update to the counters."""
+        self.counters["episodes"] += len(trajectories)
         for trajectory in trajectories:
-            texts += [turn.decision for turn in trajectory.turns if not turn.observation.choices]
-        if texts:
-            row["answer_tokens"] = statistics.fmean(len(text.token_ids) for text in texts)
-            row["cut_answers"] = statistics.fmean(text.cut for text in texts)
-            self._tell_of_cut_answers(sum(text.cut for text in texts), len(texts))
-        return row | env_figures(trajectories)
+            self.counters["decisions"] += len(trajectory.turns)
+            self.counters["aborted"] += trajectory.status is Status.ABORTED
+
+    def _text_figures(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """Figures of the answers that are texts, if there are any. Reports that most have no end."""
+        answers: list[Decision] = []
+        for trajectory in trajectories:
+            answers += [turn.decision for turn in trajectory.turns if not turn.observation.choices]
+        if not answers:
+            return {}
+        self._tell_of_cut_answers(sum(answer.cut for answer in answers), len(answers))
+        return {
+            "answer_tokens": statistics.fmean(len(answer.token_ids) for answer in answers),
+            "cut_answers": statistics.fmean(answer.cut for answer in answers),
+        }
 
     def _usage(self, counts_before: Sequence[int]) -> tuple[int, int, int]:
         """(tokens processed, comments requested, comments that were in the memo) by all processes
@@ -618,6 +625,16 @@ def _comments(trajectories: Sequence[Trajectory], samples: Sequence[Sample]) -> 
         commented_decisions += sum(map(bool, sample.commented))
     _, skipped = _hints(trajectories)
     return {"commented_decisions": commented_decisions, "comments_skipped": len(skipped)}
+
+
+def _share_without_spread(trajectories: Sequence[Trajectory], estimates: Estimates) -> float | None:
+    """The share of groups that are not trained on; None if the algorithm drops none, or there are
+    none.
+    """
+    group_count = len({trajectory.group for trajectory in trajectories})
+    if not group_count or estimates.groups_to_skip is None:
+        return None
+    return len(estimates.groups_to_skip) / group_count
 
 
 OUR_FIGURES = frozenset({
