@@ -455,36 +455,72 @@ def application(
     token: what each request must bring, if any. any_model: whether decisions may ask for a model of
     any name, as chats do.
     """
-    numbers, today = itertools.count(1), time.strftime("%Y-%m-%d")
+    # 1. What answers each path, which may also be below the name of a session
+    handlers = _Handlers(find, model, any_model=any_model)
+    paths: list[tuple[str, Any, str]] = [
+        ("/v1/chat/completions", handlers.complete, "POST"),
+        ("/v1/systemone", partial(handlers.decide, kind=SystemOneRequest), "POST"),
+        ("/v1/decisions", partial(handlers.decide, kind=DecisionsRequest), "POST"),
+        ("/v1/models", handlers.models, "GET"),
+        ("/reward", handlers.reward, "POST"),
+    ]
+    routes = []
+    for prefix in ("", "/s/{session}"):
+        for path, handler, method in paths:
+            routes.append(Route(f"{prefix}{path}", handler, methods=[method]))
 
-    def session_of(request: Request) -> Any:
-        session = find(request.path_params.get("session", ""))
+    # 2. Who may ask, and what errors look like
+    errors = (HTTPException, RequestError, InvalidRequestError, Exception)
+    return Starlette(
+        routes=routes,
+        exception_handlers=dict.fromkeys(errors, _refuse),
+        middleware=[
+            Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts]),
+            Middleware(TokenGuard, token=token),
+        ],
+    )
+
+
+class _Handlers:
+    """Answers HTTP requests by sessions. Arguments: see `application`."""
+
+    def __init__(self, find: Callable[[str], Any], model: str, *, any_model: bool) -> None:
+        self.find = find
+        self.model = model
+        self.any_model = any_model
+        self.numbers = itertools.count(1)
+        """The numbers of the completions."""
+        self.release_date = time.strftime("%Y-%m-%d")
+
+    def session_of(self, request: Request) -> Any:
+        """The session that the path names. Raises RequestError if there is none."""
+        session = self.find(request.path_params.get("session", ""))
         if session is None:
             raise RequestError("no such session, or it has ended", 404)
         return session
 
-    async def complete(request: Request) -> Response:
-        session = session_of(request)
+    async def complete(self, request: Request) -> Response:
+        """Answer a request for a chat completion."""
         # 1. The answer
+        session = self.session_of(request)
         chat = session.conversations.read(await _body(request))
         answer = await _unless_gone(request, session.answer(chat))
         message = session.conversations.message(chat, answer)
-        # 2. Why it ends
+
+        # 2. Its form
         prompt_tokens, answer_tokens = answer.tokens
-        has_stop = any(end in spoken(answer.action.text) for end in chat.stop)
-        finish = "stop"
-        if answer.action.calls:
-            finish = "tool_calls"
-        elif answer.limit and answer_tokens >= answer.limit and not has_stop:
-            finish = "length"
+        choice = {
+            "index": 0,
+            "message": message,
+            "finish_reason": _finish_reason(chat, answer),
+            "logprobs": None,
+        }
         completion = {
-            "id": f"chatcmpl-{next(numbers)}",
+            "id": f"chatcmpl-{next(self.numbers)}",
             "object": "chat.completion",
             "created": int(time.time()),
             "model": chat.model,
-            "choices": [
-                {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
-            ],
+            "choices": [choice],
             "usage": {
                 "prompt_tokens": prompt_tokens,
                 "completion_tokens": answer_tokens,
@@ -496,34 +532,35 @@ def application(
             return StreamingResponse(events, media_type="text/event-stream")
         return JSONResponse(completion)
 
-    async def models(request: Request) -> Response:
-        session_of(request)
-        openai_form = {
-            "object": "list",
-            "data": [{"id": model, "object": "model", "owned_by": "reflectkit"}],
+    async def models(self, request: Request) -> Response:
+        """List the model, in the forms of OpenAI and System One."""
+        self.session_of(request)
+        openai_model = {"id": self.model, "object": "model", "owned_by": "reflectkit"}
+        systemone_model = {
+            "name": self.model,
+            "description": "served by reflectkit",
+            "release_date": self.release_date,
         }
-        systemone_form = {
-            "models": [
-                {"name": model, "description": "served by reflectkit", "release_date": today}
-            ]
-        }
-        return JSONResponse(openai_form | systemone_form)
+        return JSONResponse({"object": "list", "data": [openai_model], "models": [systemone_model]})
 
-    async def decide(request: Request, kind: type[DecisionRequest]) -> Response:
-        session = session_of(request)
+    async def decide(self, request: Request, kind: type[DecisionRequest]) -> Response:
+        """Answer a request for decisions. kind: the form in which it is made."""
+        # 1. The request
+        session = self.session_of(request)
         if not hasattr(session, "decide"):
             raise RequestError("decisions are not answered here", 404)
         decision_request = read_body(kind, await _body(request))
-        if not any_model and not decision_request.names(model):
-            raise RequestError(
-                f"there is no model {decision_request.model!r:.80}; ask for {model} or jev-latest",
-                404,
-                kind="not_found",
-            )
+        if not self.any_model and not decision_request.names(self.model):
+            name = f"{decision_request.model!r:.80}"
+            fault = f"there is no model {name}; ask for {self.model} or jev-latest"
+            raise RequestError(fault, 404, kind="not_found")
+
+        # 2. Its answer
         return JSONResponse(await _unless_gone(request, session.decide(decision_request)))
 
-    async def reward(request: Request) -> Response:
-        session = session_of(request)
+    async def reward(self, request: Request) -> Response:
+        """Take a reward for a session."""
+        session = self.session_of(request)
         body = await _body(request)
         try:
             value = _read(_Reward, body).reward
@@ -532,44 +569,28 @@ def application(
         session.reward(value)
         return JSONResponse({"reward": value})
 
-    async def refused(request: Request, error: Exception) -> Response:
-        if isinstance(error, InvalidRequestError):
-            return _refusal(one_line(str(error)), 422, detail=error.detail)
-        if isinstance(error, HTTPException):  # of the router
-            error = RequestError(
-                (
-                    "served are POST …/v1/chat/completions, …/v1/decisions and …/v1/systemone,"
-                    " and GET …/v1/models"
-                ),
-                error.status_code,
-                kind="not_found",
-            )
-        if isinstance(error, RequestError):
-            return _refusal(one_line(str(error)), error.status, error.code, error.kind)
-        return _refusal(one_line(str(error)), 500, kind="internal_error")
 
-    handlers: list[tuple[str, Any, str]] = [
-        ("/v1/chat/completions", complete, "POST"),
-        ("/v1/systemone", partial(decide, kind=SystemOneRequest), "POST"),
-        ("/v1/decisions", partial(decide, kind=DecisionsRequest), "POST"),
-        ("/v1/models", models, "GET"),
-        ("/reward", reward, "POST"),
-    ]
-    # Each also below the name of a session
-    routes = []
-    for prefix in ("", "/s/{session}"):
-        for path, handler, method in handlers:
-            routes.append(Route(f"{prefix}{path}", handler, methods=[method]))
-    return Starlette(
-        routes=routes,
-        exception_handlers=dict.fromkeys(
-            (HTTPException, RequestError, InvalidRequestError, Exception), refused
-        ),
-        middleware=[
-            Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts]),
-            Middleware(TokenGuard, token=token),
-        ],
-    )
+def _finish_reason(chat: ChatRequest, answer: EndpointAnswer) -> str:
+    """Why the answer ends, as OpenAI names it."""
+    if answer.action.calls:
+        return "tool_calls"
+    _, answer_tokens = answer.tokens
+    has_stop = any(end in spoken(answer.action.text) for end in chat.stop)
+    if answer.limit and answer_tokens >= answer.limit and not has_stop:
+        return "length"
+    return "stop"
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    """The answer to a request that raised `error`."""
+    if isinstance(error, InvalidRequestError):
+        return _refusal(one_line(str(error)), 422, detail=error.detail)
+    if isinstance(error, HTTPException):  # of the router
+        paths = "POST …/v1/chat/completions, …/v1/decisions and …/v1/systemone, and GET …/v1/models"
+        error = RequestError(f"served are {paths}", error.status_code, kind="not_found")
+    if isinstance(error, RequestError):
+        return _refusal(one_line(str(error)), error.status, error.code, error.kind)
+    return _refusal(one_line(str(error)), 500, kind="internal_error")
 
 
 class TokenGuard:
