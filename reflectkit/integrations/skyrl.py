@@ -16,7 +16,6 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from reflectkit.env import rules_of
 from reflectkit.envs import env_class
 from reflectkit.envs.conversation import MARKS
 from reflectkit.envs.setup import EnvSetup, PlugInConfig
-from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
+from reflectkit.errors import ConfigError, IllegalActionError
 from reflectkit.eventloop import shared_result_of
 from reflectkit.integrations import tasks_of
 from reflectkit.jsonl import write_jsonl
@@ -42,7 +41,7 @@ from reflectkit.tools import (
     parse,
     tools_text,
 )
-from reflectkit.types import Message, Observation, Task, ToolUse, from_json, to_json
+from reflectkit.types import Message, Observation, ToolUse, to_json
 
 PREFIX = "reflectkit/"
 CHOICE_RULES = "Answer with the number of one action."
@@ -60,7 +59,7 @@ def register(env: str, name: str = "", **settings: Any) -> str:
     from skyrl_gym.envs.registration import register as add
     from skyrl_gym.envs.registration import registry
 
-    _setup(env, settings)
+    setup_of(env, settings)
     name = name or f"{PREFIX}{env}"
     # A name stands for one set of settings
     arguments = {"env": env, **settings}
@@ -94,13 +93,13 @@ def rows(
     settings.
     """
     # 1. The problems, each with a start that is derived from its id
-    setup = _setup(env, settings)
+    setup = setup_of(env, settings)
     result = []
     for task in tasks_of(env, level, task_file):
         start = derive(seed, "skyrl", task.id) % 2**31  # Arrow and JSON readers hold it exactly
         inner: Any = setup.make(setup.horizon_at(task.level))
         with contextlib.closing(inner):
-            prompt = _View(rules_of(inner)).first(shared_result_of(inner.reset(task, start)))
+            prompt = View(rules_of(inner)).first(shared_result_of(inner.reset(task, start)))
 
         # 2. What SkyRL reads of a row
         row = {
@@ -130,135 +129,21 @@ def write_rows(path: Path | str, rows: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
-def _setup(env: str, settings: Mapping[str, Any]) -> EnvSetup:
+def setup_of(env: str, settings: Mapping[str, Any]) -> EnvSetup:
+    """The environment with these settings. Raises UnknownNameError, ConfigError."""
     env_class(env)
     return build(PlugInConfig, {"env": env, **settings}, f"settings of env '{env}'").setup
 
 
 def __getattr__(name: str) -> Any:
     if name == "SkyRLEnv":
-        return _text_env()
+        from reflectkit.integrations.skyrl_env import SkyRLEnv
+
+        return SkyRLEnv
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-@cache
-def _text_env() -> type[Any]:
-    """`SkyRLEnv`; made on use, because its base class is skyrl_gym's."""
-    from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
-
-    class SkyRLEnv(BaseTextEnv):  # type: ignore[misc, unused-ignore]
-        """An env of reflectkit behind skyrl_gym's interface; see the module.
-
-        env: its name. env_config: settings from SkyRL's own configuration, over the registered
-        ones. extras: a row of `rows`; its max_turns, which SkyRL adds, is also the env's horizon.
-
-        An answer that is no legal action takes a turn, and the model reads what is wrong. Where the
-        env's engine or simulated user fails, the episode ends with reward 0 and the metric
-        `failed`: SkyRL has no way to leave it out.
-
-        Raises ConfigError, DataError for wrong settings or a row that `rows` did not make.
-        """
-
-        def __init__(
-            self,
-            env: str,
-            env_config: Mapping[str, Any] | None = None,
-            extras: Mapping[str, Any] | None = None,
-            **settings: Any,
-        ) -> None:
-            super().__init__()
-            setup = _setup(env, {**settings, **dict(env_config or {})})
-            row = extras or {}
-            try:
-                self.task, self.seed = (
-                    from_json(Task, json.loads(row["task"]), path="SkyRL's row"),
-                    int(row["seed"]),
-                )
-            except (KeyError, TypeError, ValueError):
-                fix = "make the rows with reflectkit.integrations.skyrl.rows"
-                raise DataError("SkyRL's row", f"has no task and seed; {fix}") from None
-            # SkyRL's limit on turns is the environment's horizon, too
-            self.max_turns = row.get("max_turns") or setup.horizon_at(self.task.level)
-            self.inner: Any = setup.make(self.max_turns)
-            self.view = _View(rules_of(self.inner))
-            self.failure = ""
-            self.total, self.illegal, self.figures = 0.0, 0, dict[str, float]()
-            self.success: bool | None = False
-
-        def init(self, prompt: list[dict[str, str]]) -> tuple[list[dict[str, str]], dict[str, Any]]:
-            """The first prompt: that of the row, but with SkyRL's limit on turns where the rules
-            name one.
-            """
-            try:
-                return self.view.first(shared_result_of(self.inner.reset(self.task, self.seed))), {}
-            except EnvironmentFailure as failure:
-                self.failure = str(failure)
-                return prompt, {"failure": self.failure}
-
-        def step(self, action: str) -> BaseTextEnvStepOutput:
-            """Carry out the model's answer."""
-            # 1. The step. Failures and illegal answers are told to SkyRL
-            self.turns += 1
-            late = self.turns >= self.max_turns
-            try:
-                if self.failure:
-                    raise EnvironmentFailure(self.failure)
-                result = shared_result_of(self.inner.step(self.view.read(action)))
-            except EnvironmentFailure as failure:
-                self.failure = str(failure)
-                return self._output([], 0.0, True, {"failure": self.failure})
-            except IllegalActionError as error:
-                self.illegal += 1
-                said = [{"role": "user", "content": encodable(str(error))}]
-                penalty = self.inner.truncation_penalty(0) if late else 0.0
-                return self._output(said, penalty, late, {"illegal": str(error)})
-
-            # 2. The figures of the episode so far
-            self.figures |= result.info.get("figures", {}) | result.info.get("last_figures", {})
-            self.success = result.info.get("success")
-            over = result.terminated or result.truncated
-            # Illegal answers took its steps
-            penalty = self.inner.truncation_penalty(0) if late and not over else 0.0
-            view = self.view.next(result.observation)
-            return self._output(view, result.reward + penalty, over or late, result.info)
-
-        def close(self) -> None:
-            """Give back what the env holds."""
-            self.inner.close()
-
-        def get_metrics(self) -> dict[str, float]:
-            """Success, if it is reported, return, turns, illegal answers, and the env's own
-            figures, of an episode.
-            """
-            metrics = {} if self.success is None else {"success": float(self.success)}
-            metrics |= {
-                "return": self.total,
-                "turns": float(self.turns),
-                "illegal": float(self.illegal),
-            }
-            return metrics | {"failed": float(bool(self.failure))} | self.figures
-
-        def _output(
-            self,
-            messages: list[dict[str, str]],
-            reward: float,
-            done: bool,
-            metadata: dict[str, Any],
-        ) -> BaseTextEnvStepOutput:
-            self.total += reward
-            return BaseTextEnvStepOutput(
-                observations=[] if done else messages,
-                reward=reward,
-                done=done,
-                metadata=metadata,
-                postprocessed_action=None,
-            )
-
-    SkyRLEnv.__qualname__, SkyRLEnv.__module__ = "SkyRLEnv", __name__
-    return SkyRLEnv
-
-
-class _View:
+class View:
     """What the model reads of an env's observations, as messages for a chat template without tools;
     and what it means by an answer. rules: the env's.
     """
@@ -272,21 +157,19 @@ class _View:
         # 1. The system's message: rules, tools or choices
         self._observation = observation
         messages = observation.messages if observation.replies else ()
-        system = [message.content for message in messages if message.role == "system"] or [
-            self.rules
-        ]
+        system = [message.content for message in messages if message.role == "system"]
+        if not system:
+            system = [self.rules]
         if observation.tools:
-            system += [
-                tools_text(observation.tools),
-                TURN_RULES if observation.replies else PLAIN_RULES,
-            ]
+            system.append(tools_text(observation.tools))
+            system.append(TURN_RULES if observation.replies else PLAIN_RULES)
         elif observation.choices:
             system.append(CHOICE_RULES)
 
         # 2. The rest of the conversation
-        rest = [message for message in messages if message.role != "system"] or [
-            Message("user", observation.text)
-        ]
+        rest = [message for message in messages if message.role != "system"]
+        if not rest:
+            rest = [Message("user", observation.text)]
         head = {"role": "system", "content": encodable("\n\n".join(system))}
         return [head, *self._messages(rest, observation.choices)]
 
@@ -296,9 +179,8 @@ class _View:
         if observation.replies:
             new = observation.messages[len(self._observation.messages) :]
         self._observation = observation
-        return self._messages(
-            [message for message in new if message.role != "assistant"], observation.choices
-        )
+        from_others = [message for message in new if message.role != "assistant"]
+        return self._messages(from_others, observation.choices)
 
     def read(self, text: str) -> int | str | ToolUse:
         """The action that an answer names. Raises IllegalActionError, whose message is for the
@@ -318,22 +200,23 @@ class _View:
         """`messages` from the user, in one where several follow each other: some templates insist
         on turns.
         """
+        # 1. A turn of the conversation for each change of speaker
         turns: list[dict[str, str]] = []
         for message in messages:
-            role = "assistant" if message.role == "assistant" else "user"
-            result = f"{RESULT_MARKER} {message.name}: " if message.name else ""
-            content = result + (
-                message.content if role == "assistant" else harmless(message.content)
-            )
+            role, content = "assistant", message.content
+            if message.role != "assistant":
+                role, content = "user", harmless(message.content)
+            if message.name:
+                content = f"{RESULT_MARKER} {message.name}: {content}"
             if turns and turns[-1]["role"] == role:
                 turns[-1]["content"] += f"\n\n{encodable(content)}"
             else:
                 turns.append({"role": role, "content": encodable(content)})
+
+        # 2. The choices, in the last one
         if choices and turns:
-            listed = "\n".join(
-                f"{label(index)} {encodable(choice)}" for index, choice in enumerate(choices)
-            )
-            turns[-1]["content"] += f"\nActions:\n{listed}"
+            lines = [f"{label(index)} {encodable(choice)}" for index, choice in enumerate(choices)]
+            turns[-1]["content"] += "\n".join(["\nActions:", *lines])
         return turns
 
 
