@@ -179,6 +179,7 @@ def test_actions_that_are_too_many_or_no_numbers_are_told(space: Any, message: s
             {"mission": "go", "near": {"wall": 1}, "place": [1.5, -2.0]},
             "mission: go, near: (wall: 1), place: (1.5, -2)",
         ),
+        (Dict(map=Text(20), place=Discrete(9)), {"map": "##\n.#\n", "place": 1}, "map:\n##\n.#\nplace:\n1"),
         (Box(0, 1, (2,)), "two numbers", "two numbers"),
     ],
 )
@@ -205,6 +206,28 @@ def test_observations_of_many_numbers_are_told(space: Any) -> None:
 def test_an_observation_that_is_not_of_few_numbers_is_told(seen: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=f"returned the observation .*; {message}"):
         begun(Discrete(2), observation_space=Box(0, 1, (2,)), seen=seen)
+
+
+class Cart(gymnasium.Wrapper):
+    def __init__(self, limit: int = 500) -> None:
+        super().__init__(gymnasium.make("CartPole-v1", max_episode_steps=limit))
+
+
+@pytest.mark.parametrize(("settings", "horizon", "own"), [({"limit": 9}, 15, None), ({}, 20, None), ({}, 15, 15)])
+def test_a_game_is_ended_before_its_own_limit_if_somebody_chose_that(
+    settings: dict[str, int], horizon: int, own: int | None
+) -> None:
+    env = adapt(type("Cart", (Cart,), {"horizon": own}))(**settings)
+    env.horizon = horizon
+    assert env.reset(Task("1", env.name, "all", "1", {}), 0).choices == ("push left", "push right")
+
+
+def test_a_game_is_not_ended_before_its_own_limit_by_default() -> None:
+    """CartPole's 500 steps ended after 15, and nothing said so."""
+    env = adapt(Cart)()
+    env.horizon = 15
+    with pytest.raises(ConfigError, match="ends after 500 steps, and episodes end after 15; write horizon = 500"):
+        env.reset(Task("1", env.name, "all", "1", {}), 0)
 
 
 class Drawn(Parts):

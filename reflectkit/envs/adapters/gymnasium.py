@@ -22,7 +22,7 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.error import Error
 from gymnasium.utils import seeding
 
-from reflectkit.env import Env, Teacher
+from reflectkit.env import DEFAULT_HORIZON, Env, Teacher
 from reflectkit.envs.adapters.plain import Choices, settings_of, wrap_class
 from reflectkit.envs.adapters.spaces import (
     MOST_NUMBERS,
@@ -86,6 +86,20 @@ class GameEnv(Choices):
     def written(self) -> Any:
         """The game itself, without Gymnasium's wrappers."""
         return self.plain.env.unwrapped
+
+    def _check_horizon(self) -> None:
+        """Also raises ConfigError if the game's own limit is longer than a horizon that nobody
+        chose.
+        """
+        super()._check_horizon()
+        limit = _step_limit(self.plain.env)
+        is_chosen = bool(self.horizons) or self.horizon != DEFAULT_HORIZON
+        if not is_chosen and limit is not None and limit > DEFAULT_HORIZON:
+            name = type(self).__name__
+            raise ConfigError(
+                f"{name}: its game ends after {limit} steps, and episodes end after"
+                f" {DEFAULT_HORIZON}; write horizon = {limit} in {name}, or add --horizon {limit}"
+            )
 
     def close(self) -> None:
         """Close the game."""
@@ -192,6 +206,15 @@ def _namer(env: Any) -> Any:
             return None
         layer = layer.env
     return layer
+
+
+def _step_limit(env: Any) -> int | None:
+    """The steps after which a wrapper ends the game; None if none does."""
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.wrappers.TimeLimit):
+            return int(env._max_episode_steps)
+        env = env.env
+    return None
 
 
 def _brief_space(space: spaces.Space[Any]) -> str:
@@ -412,7 +435,7 @@ class GymnasiumGame:
         if not self.renders:
             try:
                 return observation_text(observation)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 kind = type(self.env.unwrapped)
                 raise ConfigError(
                     f"{code_place(kind)}: {type(self).__name__} returned the observation"

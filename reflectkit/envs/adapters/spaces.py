@@ -111,8 +111,8 @@ def observation_text(observation: Any) -> str:
 
 
 def in_words(value: Any) -> str:
-    """An element of a space as one line. Raises ValueError for what is no text, number, list or
-    dict.
+    """An element of a space, in one line unless it has texts of several. Raises ValueError for what
+    is no text, number, list or dict.
 
     >>> in_words({"gripper": 1, "arm": numpy.array([0.25, -1.0])})
     'gripper: 1, arm: (0.25, -1)'
@@ -122,7 +122,10 @@ def in_words(value: Any) -> str:
     if isinstance(value, str):
         return str(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {_in_brackets(part)}" for name, part in value.items())
+        parts = {name: _in_brackets(part).strip("\n") for name, part in value.items()}
+        if any("\n" in part for part in parts.values()):  # maps and the like, each below its name
+            return "\n".join(f"{name}:\n{part}" for name, part in parts.items())
+        return ", ".join(f"{name}: {part}" for name, part in parts.items())
     if isinstance(value, list | tuple):
         return f"({', '.join(map(_in_brackets, value))})"
     if isinstance(value, Integral | numpy.bool_):
