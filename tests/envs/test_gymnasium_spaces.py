@@ -226,7 +226,7 @@ def test_a_game_is_not_ended_before_its_own_limit_by_default() -> None:
     """CartPole's 500 steps ended after 15, and nothing said so."""
     env = adapt(Cart)()
     env.horizon = 15
-    with pytest.raises(ConfigError, match="ends after 500 steps, and episodes end after 15; write horizon = 500"):
+    with pytest.raises(ConfigError, match="ends after 500 steps, and episodes end after 15; add --horizon 500"):
         env.reset(Task("1", env.name, "all", "1", {}), 0)
 
 

@@ -95,10 +95,9 @@ class GameEnv(Choices):
         limit = _step_limit(self.plain.env)
         is_chosen = bool(self.horizons) or self.horizon != DEFAULT_HORIZON
         if not is_chosen and limit is not None and limit > DEFAULT_HORIZON:
-            name = type(self).__name__
             raise ConfigError(
-                f"{name}: its game ends after {limit} steps, and episodes end after"
-                f" {DEFAULT_HORIZON}; write horizon = {limit} in {name}, or add --horizon {limit}"
+                f"{type(self).__name__}: its game ends after {limit} steps, and episodes end after"
+                f" {DEFAULT_HORIZON}; add --horizon {limit}, or write horizon = {limit} in its class"
             )
 
     def close(self) -> None:
