@@ -8,7 +8,7 @@ once in its mean and standard deviation. Failed episodes do not count.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
@@ -36,25 +36,24 @@ def normalise_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
     # 1. Some estimators take the rewards as they are
     raw = [reward_of(args, sample) for sample in samples]
     estimator = getattr(args, "advantage_estimator", CENTRED[0])
-    if estimator not in CENTRED or not getattr(args, "rewards_normalization", True):
+    is_centred = estimator in CENTRED
+    if not is_centred or not getattr(args, "rewards_normalization", True):
         return raw, raw
 
     # 2. The rows of each group, without failed episodes
-    groups: dict[Any, list[int]] = {}
+    rows_by_group: dict[Any, list[int]] = {}
     for row, sample in enumerate(samples):
         if not has_failed(sample):
-            groups.setdefault(sample.group_index, []).append(row)
+            rows = rows_by_group.setdefault(sample.group_index, [])
+            rows.append(row)
 
     # 3. Centre and scale each group
-    is_scaled = estimator in SCALED and getattr(args, "grpo_std_normalization", True)
+    is_scaled = estimator in SCALED
+    if not getattr(args, "grpo_std_normalization", True):
+        is_scaled = False
     rewards = [0.0] * len(samples)
-    for rows in groups.values():
-        # Each episode counts once
-        rewards_of: dict[Any, list[float]] = {}
-        for row in rows:
-            key = episode_key(samples[row], row)
-            rewards_of.setdefault(key, []).append(raw[row])
-        episode_rewards = list(map(fmean, rewards_of.values()))
+    for rows in rows_by_group.values():
+        episode_rewards = _episode_rewards(samples, raw, rows)
         mean = fmean(episode_rewards)
         scale = _scale(episode_rewards) if is_scaled else 1.0
         for row in rows:
@@ -62,11 +61,26 @@ def normalise_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
     return raw, rewards
 
 
+def _episode_rewards(
+    samples: Sequence[Any],
+    rewards: Sequence[float],
+    rows: Sequence[int],
+) -> list[float]:
+    """The reward of each episode, the mean over its rows, which are among `rows`."""
+    by_episode: dict[Any, list[float]] = {}
+    for row in rows:
+        key = episode_key(samples[row], row)
+        episode = by_episode.setdefault(key, [])
+        episode.append(rewards[row])
+    return [fmean(episode) for episode in by_episode.values()]
+
+
 def _scale(rewards: Sequence[float]) -> float:
     """The number by which slime divides the rewards of a group."""
     # One reward has no standard deviation
-    deviation = stdev(rewards) if len(rewards) > 1 else 0.0
-    return deviation + SMALLEST
+    if len(rewards) < 2:
+        return SMALLEST
+    return stdev(rewards) + SMALLEST
 
 
 def keep_group(args: Any, samples: list[Any], **_: Any) -> Any:
@@ -88,8 +102,10 @@ def keep_group(args: Any, samples: list[Any], **_: Any) -> Any:
     if len(complete) < 2:
         return DynamicFilterOutput(keep=False, reason="failed_episodes")
     rewards = [reward_of(args, sample) for sample in complete]
-    if max(rewards) - min(rewards) <= SMALLEST:
-        return DynamicFilterOutput(keep=False, reason=f"equal_rewards_{round(rewards[0], 1)}")
+    spread = max(rewards) - min(rewards)
+    if spread <= SMALLEST:
+        reason = f"equal_rewards_{round(rewards[0], 1)}"
+        return DynamicFilterOutput(keep=False, reason=reason)
     return DynamicFilterOutput(keep=True)
 
 
@@ -126,35 +142,55 @@ def figures(samples: Sequence[Any]) -> dict[str, float]:
     the rest. If each problem was tried k > 1 times, there are also pass@k and pass^k.
     """
     # 1. One sample for each episode, since its rows have the same figures
-    firsts: dict[Any, Any] = {}
+    by_episode: dict[Any, Any] = {}
     for row, sample in enumerate(samples):
-        firsts.setdefault(episode_key(sample, row), sample)
-    episodes = [sample for sample in firsts.values() if EPISODE in (sample.metadata or {})]
+        key = episode_key(sample, row)
+        by_episode.setdefault(key, sample)
+    episodes = []
+    for sample in by_episode.values():
+        if sample.metadata and EPISODE in sample.metadata:
+            episodes.append(sample)
     if not episodes:
         return {}
 
     # 2. The mean of each figure, over the episodes that have it
     complete = [sample.metadata[EPISODE] for sample in episodes if not has_failed(sample)]
-    means = {"failed": fmean(has_failed(sample) for sample in episodes)}
-    names = {name for episode in complete for name in episode["figures"]}
-    for name in sorted(names):
-        values = [episode["figures"][name] for episode in complete if name in episode["figures"]]
-        means[name] = fmean(values)
-    if "success" not in means:
-        return means
-
-    # 3. Success in several tries of a problem; problems with a failed episode have fewer, and are
-    # left out
-    tries_of: dict[str, list[bool]] = {}
+    values_by_name: dict[str, list[float]] = {}
     for episode in complete:
-        success = bool(episode["figures"].get("success"))
-        tries_of.setdefault(episode["task"], []).append(success)
-    k = max(map(len, tries_of.values()), default=0)
-    if k > 1:
-        successes = [sum(tries) for tries in tries_of.values() if len(tries) == k]
-        means[f"pass@{k}"] = fmean(pass_at(k, count, k) for count in successes)
-        means[f"pass^{k}"] = fmean(pass_all(k, count, k) for count in successes)
+        for name, value in episode["figures"].items():
+            values = values_by_name.setdefault(name, [])
+            values.append(value)
+    means = {"failed": fmean(map(has_failed, episodes))}
+    for name in sorted(values_by_name):
+        means[name] = fmean(values_by_name[name])
+
+    # 3. Success in several tries of a problem
+    if "success" in means:
+        means |= _pass_figures(complete)
     return means
+
+
+def _pass_figures(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """pass@k and pass^k, if problems were tried k > 1 times.
+
+    A problem with a failed episode has fewer tries, and is left out.
+    """
+    # 1. The tries of each problem
+    tries_by_task: dict[str, list[bool]] = {}
+    for episode in episodes:
+        success = episode["figures"].get("success")
+        tries = tries_by_task.setdefault(episode["task"], [])
+        tries.append(bool(success))
+    k = max(map(len, tries_by_task.values()), default=0)
+    if k < 2:
+        return {}
+
+    # 2. The chances over problems with k tries
+    counts = [sum(tries) for tries in tries_by_task.values() if len(tries) == k]
+    return {
+        f"pass@{k}": fmean(pass_at(k, count, k) for count in counts),
+        f"pass^{k}": fmean(pass_all(k, count, k) for count in counts),
+    }
 
 
 def log_rollout(
@@ -180,7 +216,8 @@ def log_evaluation(rollout_id: int, args: Any, data: dict[str, Any], extra_metri
     from slime.observability import logging_utils
     from slime.observability.metric_utils import compute_rollout_step
 
-    log: dict[str, float] = {"eval/step": compute_rollout_step(args, rollout_id)}
+    step = compute_rollout_step(args, rollout_id)
+    log: dict[str, float] = {"eval/step": step}
     for name, part in list(data.items()):
         # 1. The figures of the set
         samples = part.get("samples") or []
@@ -188,11 +225,15 @@ def log_evaluation(rollout_id: int, args: Any, data: dict[str, Any], extra_metri
             log[f"eval/{name}/reflectkit/{key}"] = value
 
         # 2. Remove failed episodes, and a set without others
-        complete = [number for number, sample in enumerate(samples) if not has_failed(sample)]
+        complete = []
+        for number, sample in enumerate(samples):
+            if not has_failed(sample):
+                complete.append(number)
         if samples and not complete:
             del data[name]
         elif len(complete) < len(samples):
             for key in ("rewards", "truncated", "samples"):
-                part[key] = [part[key][number] for number in complete]
+                column = part[key]
+                part[key] = [column[number] for number in complete]
     logging_utils.log(args, log, step_key="eval/step")
     return False
