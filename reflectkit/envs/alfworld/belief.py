@@ -57,19 +57,20 @@ class Belief:
         room = ROOM.search(feedback)
         if room and not self.places:
             names = ITEM.findall(room[1])
-            self.places = dict.fromkeys(sorted(names, key=_sort_key))
+            names.sort(key=_sort_key)
+            self.places = dict.fromkeys(names)
 
         # 2. What is on or in a receptacle, and which are closed
         self.visible_place = None
         for surface, inside, items in CONTENTS.findall(feedback):
             place = surface or inside
+            self.visible_place = place
             self.closed.discard(place)
             self._fill(place, ITEM.findall(items))
-            self.visible_place = place
         for closed, closed_now in CLOSING.findall(feedback):
             self.closed.add(closed or closed_now)
 
-        # 3. An object in hand, or put somewhere
+        # 3. An object that was taken
         pickup = PICKUP.search(feedback)
         if pickup:
             name, place = pickup.groups()
@@ -78,26 +79,31 @@ class Belief:
             contents = self.places.get(place)
             if contents and name in contents:
                 contents.remove(name)
+
+        # 4. An object that was put somewhere
         placement = PLACEMENT.search(feedback)
         if placement:
             name, place = placement.groups()
             self.in_hand = None
             self.origin = None
-            contents = self.places.get(place) or []
+            contents = self.places.get(place)
+            if contents is None:
+                contents = []
             self._fill(place, [*contents, name])
 
-        # 4. What was done to an object
+        # 5. What was done to an object
         treatment = TREATMENT.search(feedback)
         if treatment:
             how, name = treatment.groups()
-            earlier = self.treatments.get(name, set())
-            self.treatments[name] = (earlier - {OPPOSITE.get(how)}) | {how}
+            treatments = self.treatments.setdefault(name, set())
+            treatments.discard(OPPOSITE.get(how, ""))
+            treatments.add(how)
 
-        # 5. What the commands tell: what is within reach, and what can be opened
+        # 6. What the commands tell: what is within reach, and what can be opened
         self.commands = tuple(commands)
-        commands_text = "\n".join(commands)
-        self.here = tuple(name for name in HERE.findall(commands_text) if name in self.places)
-        self.closed |= set(OPENS.findall(commands_text))
+        text = "\n".join(commands)
+        self.here = tuple(name for name in HERE.findall(text) if name in self.places)
+        self.closed.update(OPENS.findall(text))
 
     def where(self, kind: str) -> list[tuple[str, str]]:
         """(object, receptacle) of each object of `kind` with a known place.
@@ -109,7 +115,8 @@ class Belief:
             for name in names or ():
                 if kind_of(name) == kind:
                     objects.append((name, place))
-        return sorted(objects, key=lambda pair: pair[1] not in self.here)
+        objects.sort(key=lambda pair: pair[1] not in self.here)
+        return objects
 
     def unsearched(self) -> list[str]:
         """Receptacles whose contents have not been seen."""
@@ -118,7 +125,8 @@ class Belief:
     def of_kind(self, kind: str) -> list[str]:
         """Receptacles of `kind`, those within reach first."""
         places = [place for place in self.places if kind_of(place) == kind]
-        return sorted(places, key=lambda place: place not in self.here)
+        places.sort(key=lambda place: place not in self.here)
+        return places
 
     def _fill(self, place: str, names: list[str]) -> None:
         """Note the contents of `place`, which becomes the latest that was searched."""

@@ -28,17 +28,18 @@ OPENS = re.compile(r"\(openable\s+([a-z]+)_bar_", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What wins. kind: of the object. target: kind of the receptacle; of the lamp in "look" games.
-
-    fitting: kinds of receptacles that may hold the object, by the rules of the game. opening: kinds
-    that can be opened.
-    """
+    """What wins."""
 
     type: str
+    """The type of the game."""
     kind: str
+    """The kind of the object."""
     target: str
+    """The kind of the receptacle; in "look" games, of the lamp."""
     fitting: frozenset[str] = frozenset()
+    """Kinds of receptacles that may hold the object, by the rules of the game."""
     opening: frozenset[str] = frozenset()
+    """Kinds of receptacles that can be opened."""
 
     @property
     def treatment(self) -> tuple[str, str] | None:
@@ -54,7 +55,8 @@ def rules(problem: str, kind: str) -> tuple[frozenset[str], frozenset[str]]:
     for place, item in HOLDS.findall(problem):
         if item.lower() == kind:
             fitting.add(place.lower())
-    return frozenset(fitting), frozenset(map(str.lower, OPENS.findall(problem)))
+    opening = set(map(str.lower, OPENS.findall(problem)))
+    return frozenset(fitting), frozenset(opening)
 
 
 # -------------------------------------------------------------------------------------------------------------
@@ -66,44 +68,48 @@ def good(belief: Belief, goal: Goal) -> list[str]:
 
     Actions within reach come before walking.
     """
-    legal = []
-    near = []
-    for command in dict.fromkeys(_progress_commands(belief, goal)):
-        if command in belief.commands:
-            legal.append(command)
-            if not command.startswith("go to "):
-                near.append(command)
+    commands = dict.fromkeys(_progress_commands(belief, goal))
+    legal = [command for command in commands if command in belief.commands]
+    near = [command for command in legal if not command.startswith("go to ")]
     return near or legal or ["look"]
 
 
 def progress(belief: Belief, goal: Goal) -> tuple[bool, bool]:
     """(whether the right object is held, whether it has also been treated as required)."""
-    holds_goal = belief.in_hand is not None and kind_of(belief.in_hand) == goal.kind
-    return holds_goal, holds_goal and _is_ready(belief, goal, belief.in_hand or "")
+    item = belief.in_hand
+    if item is None or kind_of(item) != goal.kind:
+        return False, False
+    return True, _is_ready(belief, goal, item)
 
 
 def candidates(belief: Belief, goal: Goal) -> list[tuple[str, str]]:
     """Known objects of the goal's kind that still have to be moved, with their places."""
+    # 1. Two objects must be in one receptacle, and not in any of its kind
     objects = belief.where(goal.kind)
-    # Two objects must be in one receptacle, and not in any of its kind
     if goal.type == TWO:
         home = destination(belief, goal)
         return [(name, place) for name, place in objects if place != home]
+
+    # 2. One object must be at its target, after its treatment
     remaining = []
     for name, place in objects:
-        if kind_of(place) != goal.target or not _is_ready(belief, goal, name):
+        is_placed = kind_of(place) == goal.target
+        if not is_placed or not _is_ready(belief, goal, name):
             remaining.append((name, place))
     return remaining
 
 
 def destination(belief: Belief, goal: Goal) -> str | None:
     """For games with two objects: the receptacle that holds most of them; None if none holds any."""
-    counts = {}
+    home = None
+    most = 0
     for place in belief.of_kind(goal.target):
         names = belief.places[place] or ()
-        counts[place] = sum(kind_of(name) == goal.kind for name in names)
-    home = max(counts, key=counts.__getitem__, default=None)
-    return home if home and counts[home] else None
+        count = sum(kind_of(name) == goal.kind for name in names)
+        if count > most:
+            home = place
+            most = count
+    return home
 
 
 def likely(belief: Belief, goal: Goal) -> list[str]:
@@ -134,24 +140,32 @@ def _progress_commands(belief: Belief, goal: Goal) -> Iterable[str]:
             yield from _search(belief, goal)
     # 2. The wrong object: put it back, or anywhere within reach
     elif not is_right:
-        for place in [*belief.here, *([belief.origin] if belief.origin else [])]:
+        places = list(belief.here)
+        if belief.origin:
+            places.append(belief.origin)
+        for place in places:
             yield _reach(belief, place, f"move {item} to {place}")
     # 3. The right object: to the lamp
     elif goal.type == LOOK:
         lamps = belief.where(goal.target)
         for lamp, place in lamps:
-            yield f"use {lamp}" if place in belief.here else f"go to {place}"
+            is_near = place in belief.here
+            yield f"use {lamp}" if is_near else f"go to {place}"
         if not lamps:
             yield from _search(belief, goal)
     # 4. To what heats, cools or cleans it
     elif goal.treatment and not is_ready:
         how, kind = goal.treatment
         for place in belief.of_kind(kind):
-            yield f"{how} {item} with {place}" if place in belief.here else f"go to {place}"
+            is_near = place in belief.here
+            yield f"{how} {item} with {place}" if is_near else f"go to {place}"
     # 5. To its destination
     else:
+        places = belief.of_kind(goal.target)
         home = destination(belief, goal) if goal.type == TWO else None
-        for place in [home] if home else belief.of_kind(goal.target):
+        if home:
+            places = [home]
+        for place in places:
             yield _reach(belief, place, f"move {item} to {place}")
 
 
@@ -171,12 +185,17 @@ def _reach(belief: Belief, place: str, command: str) -> str:
     """The next command on the way to `command` at `place`."""
     if place not in belief.here:
         return f"go to {place}"
-    return f"open {place}" if place in belief.closed else command
+    if place in belief.closed:
+        return f"open {place}"
+    return command
 
 
 def _is_ready(belief: Belief, goal: Goal, name: str) -> bool:
     """Whether the object was treated as the goal needs it."""
-    return goal.treatment is None or goal.treatment[0] in belief.treatments.get(name, ())
+    if goal.treatment is None:
+        return True
+    how, _ = goal.treatment
+    return how in belief.treatments.get(name, ())
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -213,71 +232,122 @@ def write_comment(
     generator: random.Random,
 ) -> str:
     """A comment on a state, in one line. mistaken: whether the last command was a mistake."""
+    return _Commentator(belief, goal, generator).comment(mistaken)
 
-    def say(wordings: Sequence[str], **names: str) -> str:
-        return generator.choice(wordings).format(**names)
 
-    def shut(place: str) -> list[str]:
-        return [say(OPEN_FIRST, place=place)] if place in belief.closed else []
+class _Commentator:
+    """Says what a player could know, in sentences whose wordings are drawn."""
 
-    def look(kind: str) -> list[str]:
-        if belief.visible_place is None:
-            latest = ", ".join(belief.searches[-LATEST:])
-            return [say(SEARCHED, places=latest) if latest else say(NOWHERE)]
-        # A verdict on each kind that is there
-        kinds = dict.fromkeys(map(kind_of, belief.places[belief.visible_place] or ()))
+    def __init__(self, belief: Belief, goal: Goal, generator: random.Random) -> None:
+        self.belief = belief
+        self.goal = goal
+        self.generator = generator
+
+    def comment(self, mistaken: bool) -> str:
+        """See `write_comment`."""
+        # 1. What is in hand
+        sentences = []
+        if mistaken:
+            sentences.append(self._say(WRONG))
+        sentences.append(self._hand())
+
+        # 2. How far the goal is
+        goal = self.goal
+        home = None
+        if goal.type == TWO:
+            home = destination(self.belief, goal)
+        if home is not None:
+            sentences.append(self._say(SECOND, kind=goal.kind))
+
+        # 3. What is missing
+        sentences += self._next(home)
+        return " ".join(sentences)
+
+    def _next(self, home: str | None) -> list[str]:
+        """What is missing, in the order of `_progress_commands`.
+
+        home: for games with two objects, the receptacle that holds one of them.
+        """
+        belief, goal = self.belief, self.goal
+        is_right, is_ready = progress(belief, goal)
+        # 1. Nothing in hand: the object, or where it may be
+        if belief.in_hand is None:
+            objects = candidates(belief, goal)
+            if not objects:
+                return self._search(goal.kind)
+            name, place = objects[0]
+            sentences = self._look(goal.kind)
+            sentences.append(self._say(PLACE_OF, name=name, place=place))
+            return sentences + self._opening(place)
+        # 2. The wrong object
+        if not is_right:
+            return [self._say(NOT_NEEDED)]
+        # 3. The right object, and the lamp
+        if goal.type == LOOK:
+            lamps = belief.where(goal.target)
+            if not lamps:
+                return self._search(goal.target)
+            lamp, place = lamps[0]
+            sentences = self._look(goal.target)
+            sentences.append(self._say(PLACE_OF, name=lamp, place=place))
+            sentences.append(self._say(LIGHT, lamp=lamp))
+            return sentences
+        # 4. What heats, cools or cleans it
+        if goal.treatment and not is_ready:
+            how, kind = goal.treatment
+            place = next(iter(belief.of_kind(kind)), kind)
+            return [self._say(TREAT, state=STATES[how], place=place)]
+        # 5. Its destination
+        place = home or next(iter(belief.of_kind(goal.target)), goal.target)
+        return [self._say(PUT, place=place), *self._opening(place)]
+
+    def _say(self, wordings: Sequence[str], **names: str) -> str:
+        """One of the wordings, with these names in it."""
+        wording = self.generator.choice(wordings)
+        return wording.format(**names)
+
+    def _hand(self) -> str:
+        """What is in hand, and what was done to it."""
+        item = self.belief.in_hand
+        if not item:
+            return self._say(EMPTY)
+        treatments = self.belief.treatments.get(item, ())
+        states = [f"now {STATES[how]}" for how in sorted(treatments)]
+        return self._say(HOLDING, held=", ".join([item, *states]))
+
+    def _opening(self, place: str) -> list[str]:
+        """That a receptacle must be opened, if it is closed."""
+        if place not in self.belief.closed:
+            return []
+        return [self._say(OPEN_FIRST, place=place)]
+
+    def _look(self, kind: str) -> list[str]:
+        """What is at the place in view, or which places were searched. kind: of the object that is
+        looked for.
+        """
+        # 1. Nothing is in view
+        belief = self.belief
+        place = belief.visible_place
+        if place is None:
+            latest = belief.searches[-LATEST:]
+            if not latest:
+                return [self._say(NOWHERE)]
+            return [self._say(SEARCHED, places=", ".join(latest))]
+
+        # 2. A verdict on each kind that is there
+        kinds = dict.fromkeys(map(kind_of, belief.places[place] or ()))
         verdicts = [f"{other} {'yes' if other == kind else 'no'}" for other in kinds]
         text = ", ".join(verdicts) or "nothing"
-        return [say(HERE, kind=kind, place=belief.visible_place, verdicts=text)]
+        return [self._say(HERE, kind=kind, place=place, verdicts=text)]
 
-    def search(kind: str) -> list[str]:
-        parts = [*look(kind), say(MISSING, kind=kind)]
-        place = next(iter(likely(belief, goal)), None)
-        if place is None:
-            parts.append(say(AGAIN))
-        else:
-            parts.append(say(CLOSED if place in belief.closed else NEXT, place=place))
-        return parts
-
-    # 1. What is in hand
-    parts = [say(WRONG)] if mistaken else []
-    if belief.in_hand:
-        treatments = sorted(belief.treatments.get(belief.in_hand, ()))
-        states = [f"now {STATES[how]}" for how in treatments]
-        parts.append(say(HOLDING, held=", ".join([belief.in_hand, *states])))
-    else:
-        parts.append(say(EMPTY))
-    # 2. How far the goal is
-    is_right, is_ready = progress(belief, goal)
-    home = destination(belief, goal) if goal.type == TWO else None
-    if home is not None:
-        parts.append(say(SECOND, kind=goal.kind))
-    # 3. What is missing, in the order of `_progress_commands`
-    if belief.in_hand is None:
-        objects = candidates(belief, goal)
-        if objects:
-            name, place = objects[0]
-            parts += [*look(goal.kind), say(PLACE_OF, name=name, place=place), *shut(place)]
-        else:
-            parts += search(goal.kind)
-    elif not is_right:
-        parts.append(say(NOT_NEEDED))
-    elif goal.type == LOOK:
-        lamps = belief.where(goal.target)
-        if lamps:
-            lamp, place = lamps[0]
-            parts += [
-                *look(goal.target),
-                say(PLACE_OF, name=lamp, place=place),
-                say(LIGHT, lamp=lamp),
-            ]
-        else:
-            parts += search(goal.target)
-    elif goal.treatment and not is_ready:
-        how, kind = goal.treatment
-        place = next(iter(belief.of_kind(kind)), kind)
-        parts.append(say(TREAT, state=STATES[how], place=place))
-    else:
-        place = home or next(iter(belief.of_kind(goal.target)), goal.target)
-        parts += [say(PUT, place=place), *shut(place)]
-    return " ".join(parts)
+    def _search(self, kind: str) -> list[str]:
+        """That no object of `kind` was found, and where to look for one."""
+        sentences = self._look(kind)
+        sentences.append(self._say(MISSING, kind=kind))
+        places = likely(self.belief, self.goal)
+        if not places:
+            sentences.append(self._say(AGAIN))
+            return sentences
+        wordings = CLOSED if places[0] in self.belief.closed else NEXT
+        sentences.append(self._say(wordings, place=places[0]))
+        return sentences
