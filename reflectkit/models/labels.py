@@ -18,6 +18,10 @@ from reflectkit.prompts import answers, label
 
 LabelPath = tuple[int, ...]
 """The token ids of a label, the end token included where it is needed."""
+LabelPaths = tuple[LabelPath, ...]
+"""Those of several labels."""
+Steps = tuple[tuple[int, int], ...]
+"""The (node, child) pairs along the path of a label, as indices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +41,12 @@ class Trie:
     nodes: tuple[Node, ...]
     """The root, and every other place with several children; elsewhere the next token is certain.
     """
-    steps: tuple[tuple[tuple[int, int], ...], ...]
-    """For each label, the (node, child) pairs along its path, as indices.
+    steps: tuple[Steps, ...]
+    """For each label, the steps along its path.
 
-    The root is part of every path. A label that is left out has no pairs.
+    The root is part of every path. A label that is left out has no steps.
     """
-    chains: tuple[LabelPath, ...]
+    chains: LabelPaths
     """What the model must read after the prompt to reach all nodes.
 
     These are the prefixes that do not begin another one.
@@ -57,26 +61,32 @@ class Trie:
 
 
 @lru_cache(maxsize=2**14)
-def separate_labels(labels: tuple[LabelPath, ...]) -> Trie:
+def separate_labels(labels: LabelPaths) -> Trie:
     """`labels` that are each read alone and given a score.
 
     After the root there is a node at the end of each label. Its only child is the end token, whose
     logit is the score. Raises ValueError if a label is empty.
     """
-    if not labels or any(not path for path in labels) or len(set(labels)) < len(labels):
+    if not labels or not all(labels) or _has_equal(labels):
         raise ValueError(f"labels must not be empty or equal: {labels!r:.200}")
-    nodes = [Node(prefix=(), children=labels[0][-1:])]
-    steps = []
+    root = Node(prefix=(), children=labels[0][-1:])
+    nodes = [root]
+    steps: list[Steps] = []
     for path in labels:
         step = (len(nodes), 0)
-        nodes.append(Node(prefix=path, children=path[-1:]))
         steps.append((step,))
-    chain_of = (0, *range(len(labels)))
-    return Trie(tuple(nodes), tuple(steps), chains=labels, chain_of=chain_of)
+        end = path[-1:]
+        nodes.append(Node(path, children=end))
+    return Trie(
+        nodes=tuple(nodes),
+        steps=tuple(steps),
+        chains=labels,
+        chain_of=(0, *range(len(labels))),
+    )
 
 
 @lru_cache(maxsize=2**14)
-def trie(labels: tuple[LabelPath, ...]) -> Trie:
+def trie(labels: LabelPaths) -> Trie:
     """The trie of `labels`. Raises ValueError if a label is empty, or begins another one."""
     # 1. The tokens that may follow each beginning of a label, numbered in the order of the labels
     children: dict[LabelPath, dict[int, int]] = {}
@@ -87,7 +97,7 @@ def trie(labels: tuple[LabelPath, ...]) -> Trie:
 
     # 2. No label may be a place on the way to another one
     has_beginning = any(not path or path in children for path in labels)
-    if not labels or has_beginning or len(set(labels)) < len(labels):
+    if not labels or has_beginning or _has_equal(labels):
         raise ValueError(
             f"labels must not be empty, and none may begin another one: {labels!r:.200}"
         )
@@ -100,15 +110,21 @@ def trie(labels: tuple[LabelPath, ...]) -> Trie:
     node_at = {node.prefix: index for index, node in enumerate(nodes)}
 
     # 4. The steps of each label through them
-    steps = []
+    steps: list[Steps] = []
     for path in labels:
         pairs = []
         for place, token in enumerate(path):
             prefix = path[:place]
             if prefix in node_at:
-                pairs.append((node_at[prefix], children[prefix][token]))
+                child = children[prefix][token]
+                pairs.append((node_at[prefix], child))
         steps.append(tuple(pairs))
     return _with_chains(nodes, steps)
+
+
+def _has_equal(paths: Sequence[LabelPath]) -> bool:
+    """Whether two of `paths` are equal."""
+    return len(set(paths)) < len(paths)
 
 
 def on_paths(tree: Trie, labels: Iterable[int]) -> Trie:
@@ -116,42 +132,50 @@ def on_paths(tree: Trie, labels: Iterable[int]) -> Trie:
 
     The other labels have no steps.
     """
-    # 1. The nodes that stay, and their new indices
-    kept_labels = set(labels)
-    kept_nodes = sorted({node for label in kept_labels for node, _ in tree.steps[label]})
-    new_index = {node: index for index, node in enumerate(kept_nodes)}
+    # 1. The nodes that stay, in their order
+    numbers = set(labels)
+    nodes_to_keep: set[int] = set()
+    for number in numbers:
+        nodes_to_keep.update(node for node, _ in tree.steps[number])
+    nodes = sorted(nodes_to_keep)
 
     # 2. The steps through them
-    steps: list[tuple[tuple[int, int], ...]] = []
+    new_index = {node: index for index, node in enumerate(nodes)}
+    steps: list[Steps] = []
     for number, pairs in enumerate(tree.steps):
-        if number in kept_labels:
-            steps.append(tuple((new_index[node], child) for node, child in pairs))
-        else:
-            steps.append(())
-    return _with_chains([tree.nodes[node] for node in kept_nodes], steps)
+        if number not in numbers:
+            pairs = ()
+        steps.append(tuple((new_index[node], child) for node, child in pairs))
+    return _with_chains([tree.nodes[node] for node in nodes], steps)
 
 
-def _with_chains(nodes: Sequence[Node], steps: Sequence[tuple[tuple[int, int], ...]]) -> Trie:
+def _with_chains(nodes: Sequence[Node], steps: Sequence[Steps]) -> Trie:
     """The trie of these nodes, with the chains that lead to them."""
     # 1. Chains are prefixes that begin no other one. When sorted, a prefix comes right before those
     # that it begins
     prefixes = sorted(node.prefix for node in nodes)
+    next_prefixes = [*prefixes[1:], ()]
     chains = []
-    for prefix, next_prefix in zip(prefixes, [*prefixes[1:], ()], strict=True):
+    for prefix, next_prefix in zip(prefixes, next_prefixes, strict=True):
         begins_next = next_prefix[: len(prefix)] == prefix
         if prefix and not begins_next:
             chains.append(prefix)
 
     # 2. The first chain that each node's prefix begins
-    chain_of = []
-    for node in nodes:
-        size = len(node.prefix)
-        matches = (index for index, chain in enumerate(chains) if chain[:size] == node.prefix)
-        chain_of.append(next(matches, 0))
+    chain_of = [_first_chain(chains, node.prefix) for node in nodes]
     return Trie(tuple(nodes), tuple(steps), tuple(chains), tuple(chain_of))
 
 
-def with_ends(paths: Sequence[LabelPath], end: int | None) -> tuple[LabelPath, ...] | None:
+def _first_chain(chains: Sequence[LabelPath], prefix: LabelPath) -> int:
+    """The index of the first of `chains` that begins with `prefix`; 0 if there are none."""
+    size = len(prefix)
+    for index, chain in enumerate(chains):
+        if chain[:size] == prefix:
+            return index
+    return 0
+
+
+def with_ends(paths: Sequence[LabelPath], end: int | None) -> LabelPaths | None:
     """`paths` with the end token after each that begins another one.
 
     end: the end token; None if there is none. Returns None if two paths are then equal, or one
@@ -160,20 +184,29 @@ def with_ends(paths: Sequence[LabelPath], end: int | None) -> tuple[LabelPath, .
     >>> with_ends([(1,), (2,), (1, 4)], 0)
     ((1, 0), (2,), (1, 4))
     """
+    # 1. The paths, with the end token where it is needed
     suffix = () if end is None else (end,)
     prefixes = _prefixes(paths)
     result = []
     for path in paths:
-        result.append(path + suffix if path in prefixes else path)
-    has_equal = len(set(result)) < len(result)
-    if has_equal or not _prefixes(result).isdisjoint(result):
+        begins_other = path in prefixes
+        result.append(path + suffix if begins_other else path)
+
+    # 2. No path may be equal to another one, or begin it
+    if _has_equal(result):
+        return None
+    if not _prefixes(result).isdisjoint(result):
         return None
     return tuple(result)
 
 
 def _prefixes(paths: Sequence[LabelPath]) -> set[LabelPath]:
     """All prefixes of all paths, shorter than the path and not empty."""
-    return {path[:size] for path in paths for size in range(1, len(path))}
+    prefixes = set()
+    for path in paths:
+        for size in range(1, len(path)):
+            prefixes.add(path[:size])
+    return prefixes
 
 
 SPACE = "\u2581"
@@ -221,10 +254,17 @@ def completion_ids(tokenizer: Any, text: str) -> list[int]:
 
     A text that is a single token only without its leading space loses the space.
     """
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = _plain_ids(tokenizer, text)
     if len(ids) > 1 and text.startswith(" "):
-        bare: list[int] = tokenizer(text[1:], add_special_tokens=False)["input_ids"]
-        return bare if len(bare) == 1 else ids
+        bare_ids = _plain_ids(tokenizer, text[1:])
+        if len(bare_ids) == 1:
+            return bare_ids
+    return ids
+
+
+def _plain_ids(tokenizer: Any, text: str) -> list[int]:
+    """The ids of `text`, without special tokens."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
 
 
@@ -239,7 +279,7 @@ def choice_ids(
     tokenizer: Any,
     choices: tuple[str, ...],
     form: str,
-) -> tuple[LabelPath, ...]:
+) -> LabelPaths:
     """The tokens of the answer for each of `choices`. form: see `types.Answer`.
 
     Raises CheckpointError, ConfigError.
@@ -252,14 +292,14 @@ def choice_ids(
 
 
 @lru_cache(maxsize=64)
-def label_ids(tokenizer: Any, count: int) -> tuple[LabelPath, ...]:
+def label_ids(tokenizer: Any, count: int) -> LabelPaths:
     """The tokens of each of the first `count` labels. Raises CheckpointError; see `answer_ids`."""
     texts = tuple(label(index) for index in range(count))
     return answer_ids(tokenizer, texts)
 
 
 @lru_cache(maxsize=2**14)
-def text_ids(tokenizer: Any, choices: tuple[str, ...]) -> tuple[LabelPath, ...]:
+def text_ids(tokenizer: Any, choices: tuple[str, ...]) -> LabelPaths:
     """The tokens of each of `choices` as an answer in its own words.
 
     Raises CheckpointError, ConfigError.
@@ -268,7 +308,7 @@ def text_ids(tokenizer: Any, choices: tuple[str, ...]) -> tuple[LabelPath, ...]:
 
 
 @lru_cache(maxsize=2**14)
-def option_ids(tokenizer: Any, choices: tuple[str, ...]) -> tuple[LabelPath, ...]:
+def option_ids(tokenizer: Any, choices: tuple[str, ...]) -> LabelPaths:
     """The tokens of each of `choices` to be read alone, the end token included.
 
     Raises CheckpointError, ConfigError.
@@ -279,12 +319,13 @@ def option_ids(tokenizer: Any, choices: tuple[str, ...]) -> tuple[LabelPath, ...
             "--answer score needs a tokenizer with an end token; set eos_token in its config"
         )
     texts = answers(choices, "score")
-    paths = [(*path, end) for path in _encode_answers(tokenizer, texts)]
+    bare_paths = _encode_answers(tokenizer, texts)
+    paths = [(*path, end) for path in bare_paths]
     _check_distinct(paths, texts, "use another")
     return tuple(paths)
 
 
-def answer_ids(tokenizer: Any, texts: tuple[str, ...]) -> tuple[LabelPath, ...]:
+def answer_ids(tokenizer: Any, texts: tuple[str, ...]) -> LabelPaths:
     """The tokens of each of the legal answers `texts`, with the end token where one begins another.
 
     Raises CheckpointError: two answers are the same tokens, or one begins another and there is no
@@ -324,23 +365,27 @@ def _encode_answers(tokenizer: Any, texts: Sequence[str]) -> list[LabelPath]:
     there anyway.
     """
     # 1. The texts as they are
-    texts = [encodable(text) for text in texts]
-    paths = [tuple(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+    texts = list(map(encodable, texts))
+    encoding = tokenizer(texts, add_special_tokens=False)
+    paths = list(map(tuple, encoding["input_ids"]))
 
     # 2. Those that begin with a space and are several tokens, also without the space
     numbers = []
     for number, text in enumerate(texts):
-        if text.startswith(" ") and len(paths[number]) > 1:
+        is_long = len(paths[number]) > 1
+        if is_long and text.startswith(" "):
             numbers.append(number)
     if not numbers:
         return paths
     bare_texts = [texts[number][1:] for number in numbers]
-    bare_paths = tokenizer(bare_texts, add_special_tokens=False)["input_ids"]
+    bare_encoding = tokenizer(bare_texts, add_special_tokens=False)
 
     # 3. Take these where they are shorter, or have a space all the same
-    for number, ids in zip(numbers, bare_paths, strict=True):
-        is_shorter = 0 < len(ids) < len(paths[number])
-        if is_shorter or (ids and _has_space(tokenizer, ids[0])):
+    for number, ids in zip(numbers, bare_encoding["input_ids"], strict=True):
+        if not ids:
+            continue
+        is_shorter = len(ids) < len(paths[number])
+        if is_shorter or _has_space(tokenizer, ids[0]):
             paths[number] = tuple(ids)
     return paths
 

@@ -150,18 +150,9 @@ def choice_logprobs(
     if subset is not None:
         tries = [on_paths(tree, numbers) for tree, numbers in zip(tries, subset, strict=True)]
     children = [node.children for tree in tries for node in tree.nodes]
+    children_NC, legal_NC = _padded(children, device)
 
-    # 2. The tokens of their children, padded to C
-    width = max(map(len, children))
-    padded_children = []
-    for tokens in children:
-        padding = [tokens[0]] * (width - len(tokens))
-        padded_children.append([*tokens, *padding])
-    children_NC = torch.tensor(padded_children, device=device)
-    count_N1 = torch.tensor([[len(tokens)] for tokens in children], device=device)
-    legal_NC = torch.arange(width, device=device) < count_N1
-
-    # 3. How the rows are read: with branches, as a plan says, or each from its start
+    # 2. How the rows are read: with branches, as a plan says, or each from its start
     has_chains = any(tree.chains for tree in tries)
     together = has_chains and not share and reads_branches(model)
     rows, nodes = _rows_and_nodes(prompts, tries, together)
@@ -170,25 +161,43 @@ def choice_logprobs(
         stems = [row.stem for row in rows]
         plan = _plan(model, stems, len(prompts), share or has_chains)
 
-    # 4. Hidden states and logits at the nodes
-    if plan is not None:
-        bare = model.model if is_scorer(model) else model
-        hidden_ND = read(trunk_of(bare), plan, pad_id).hidden_at(nodes)
-        logits_NC = head_logits(bare, hidden_ND, children_NC)
-    else:
+    # 3. Hidden states and logits at the nodes
+    if plan is None:
         hidden_ND, logits_NC = _score_rows(model, rows, nodes, children_NC, pad_id)
+    else:
+        bare = model.model if is_scorer(model) else model
+        reading = read(trunk_of(bare), plan, pad_id)
+        hidden_ND = reading.hidden_at(nodes)
+        logits_NC = head_logits(bare, hidden_ND, children_NC)
 
-    # 5. Log-probabilities of the children of each node
+    # 4. Log-probabilities of the children of each node
     logits_NC = logits_NC.float().masked_fill(~legal_NC, float("-inf"))
     logprobs_NC = torch.log_softmax(logits_NC / temperature, dim=-1)
 
-    # 6. Log-probabilities of the labels, unless they are the children of the roots
+    # 5. Log-probabilities of the labels, unless they are the children of the roots
     if len(children) == len(prompts):
         return logprobs_NC, hidden_ND
     sizes = [len(tree.nodes) for tree in tries]
     roots = list(itertools.accumulate(sizes, initial=0))[:-1]
     logprobs_BK = along_paths(logprobs_NC, tries, roots)
-    return logprobs_BK, hidden_ND[torch.tensor(roots, device=device)]
+    root_B = torch.tensor(roots, device=device)
+    return logprobs_BK, hidden_ND[root_B]
+
+
+def _padded(
+    children: Sequence[LabelPath],
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the tokens of the children of N nodes (N, C), whether each is one and no padding)."""
+    width = max(map(len, children))
+    rows = []
+    for tokens in children:
+        padding = [tokens[0]] * (width - len(tokens))
+        rows.append([*tokens, *padding])
+    children_NC = torch.tensor(rows, device=device)
+    count_N1 = torch.tensor([[len(tokens)] for tokens in children], device=device)
+    legal_NC = torch.arange(width, device=device) < count_N1
+    return children_NC, legal_NC
 
 
 def _plan(
@@ -225,11 +234,14 @@ def _score_rows(
     pad_id: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(hidden_ND, logits) at N (row, place) pairs `nodes`, in one pass; see `Scorer.forward`."""
+    # 1. The rows and the nodes as tensors
     device = next(model.parameters()).device
-    scorer = model if is_scorer(model) else Scorer(model)
-    row_N, place_N = torch.tensor(nodes, device=device).unbind(dim=1)
     arguments = pass_arguments(rows, pad_id, device)
     input_ids_BT = arguments.pop("input_ids")
+    row_N, place_N = torch.tensor(nodes, device=device).unbind(dim=1)
+
+    # 2. The pass
+    scorer = model if is_scorer(model) else Scorer(model)
     return scorer(input_ids_BT, row_N, place_N, label_ids_NK, **arguments)
 
 
@@ -286,11 +298,13 @@ def label_scores(
     width = max(map(len, labels))
     index_BK = torch.full((len(prompts), width), score_count)
     for number, (prompt, row) in enumerate(zip(keys, labels, strict=True)):
+        first = first_of[prompt]
         numbers = numbers_of[prompt]
-        index = [first_of[prompt] + numbers[path] for path in row]
+        index = [first + numbers[path] for path in row]
         index_BK[number, : len(row)] = torch.tensor(index)
     index_BK = index_BK.to(device)
-    scores_BK = scores_S[index_BK].masked_fill(index_BK == score_count, float("-inf"))
+    is_missing_BK = index_BK == score_count
+    scores_BK = scores_S[index_BK].masked_fill(is_missing_BK, float("-inf"))
     hidden_BD = torch.stack([hidden_of[prompt] for prompt in keys])
     return scores_BK, hidden_BD
 
@@ -306,10 +320,13 @@ def _score_parts(
     together: whether a part is one row.
     """
     # 1. Passes of parts with similar lengths; a model that is spread over processes has one pass
-    order = sorted(range(len(parts)), key=lambda number: _part_length(parts[number]))
+    lengths = [_part_length(part) for part in parts]
+    order = sorted(range(len(parts)), key=lengths.__getitem__)
+    pass_size = len(parts)
     is_spread = is_scorer(model) and type(model) is not Scorer
-    longest = max(1, _part_length(parts[order[-1]]))
-    pass_size = len(parts) if is_spread else max(1, PASS_TOKENS // longest)
+    if not is_spread:
+        longest = max(1, *lengths)
+        pass_size = max(1, PASS_TOKENS // longest)
     device = next(model.parameters()).device
     scores: dict[int, torch.Tensor] = {}
     hidden: dict[int, torch.Tensor] = {}
@@ -330,8 +347,11 @@ def _score_parts(
         for place, number in enumerate(numbers):
             hidden[number] = hidden_of_parts[place][0]
             scores[number] = logits_of_parts[place][1:, 0].float()
-    every = range(len(parts))
-    return [scores[number] for number in every], [hidden[number] for number in every]
+
+    # 4. In the order of the parts
+    ordered_scores = [scores[number] for number in range(len(parts))]
+    ordered_hidden = [hidden[number] for number in range(len(parts))]
+    return ordered_scores, ordered_hidden
 
 
 def _groups(
@@ -393,15 +413,7 @@ def token_logprobs(
     """
     # 1. The marked tokens, and the places before them
     device = next(model.parameters()).device
-    tokens: list[list[int]] = []
-    places: list[tuple[int, int]] = []
-    for number, (row, mask) in enumerate(zip(rows, masks, strict=True)):
-        for place, is_marked in enumerate(mask):
-            if is_marked:
-                tokens.append([row[place]])
-                places.append((number, place - 1))
-    if any(place < 0 for _, place in places):
-        raise ValueError("a row's first token has nothing before it and cannot be scored")
+    tokens, places = _marked(rows, masks)
     tokens_N1 = torch.tensor(tokens, device=device)
     count = len(places)
 
@@ -433,6 +445,27 @@ def token_logprobs(
     entropy_N = entropy(logprobs_NV)
     distributions = logprobs_NV if whole else none_NV.float()
     return logprob_N, entropy_N, hidden_ND, distributions
+
+
+def _marked(
+    rows: Sequence[Sequence[int]],
+    masks: Sequence[Sequence[int]],
+) -> tuple[list[list[int]], list[tuple[int, int]]]:
+    """(each token that is marked, in a list of its own; the row and the place before each).
+
+    Raises ValueError if the first token of a row is marked.
+    """
+    tokens = []
+    places = []
+    for number, (row, mask) in enumerate(zip(rows, masks, strict=True)):
+        for place, is_marked in enumerate(mask):
+            if not is_marked:
+                continue
+            if place == 0:
+                raise ValueError("a row's first token has nothing before it and cannot be scored")
+            tokens.append([row[place]])
+            places.append((number, place - 1))
+    return tokens, places
 
 
 def _hidden(
@@ -508,15 +541,21 @@ class _Blockwise(torch.autograd.Function):
 
             # 2. Their gradients with respect to the hidden states, in the memory of the logits
             if learns and entropy_learns:
-                slope = logprobs.add_(entropies[:, None]).mul_(shares).div_(-temperature)
-                entropy_slopes.append(slope.to(head.weight.dtype) @ head.weight)
+                slope = logprobs.add_(entropies[:, None]).mul_(shares)
+                slope.div_(-temperature)
+                entropy_slopes.append(_through(head, slope))
             if learns:
                 ones = shares.new_ones(tokens.shape)
-                slope = shares.neg_().scatter_add_(1, tokens, ones).div_(temperature)
-                logprob_slopes.append(slope.to(head.weight.dtype) @ head.weight)
+                slope = shares.neg_().scatter_add_(1, tokens, ones)
+                slope.div_(temperature)
+                logprob_slopes.append(_through(head, slope))
 
         # 3. The gradients of all blocks, as far as they are needed
-        slopes = [torch.cat(blocks) for blocks in (logprob_slopes, entropy_slopes) if blocks]
+        slopes = []
+        if logprob_slopes:
+            slopes.append(torch.cat(logprob_slopes))
+        if entropy_slopes:
+            slopes.append(torch.cat(entropy_slopes))
         ctx.save_for_backward(*slopes)
         return torch.cat(logprob_parts), torch.cat(entropy_parts)
 
@@ -529,6 +568,12 @@ class _Blockwise(torch.autograd.Function):
         return hidden_gradient_ND, None, None, None, None
 
 
+def _through(head: nn.Linear, slope_NV: torch.Tensor) -> torch.Tensor:
+    """Gradients with respect to hidden states (N, D), given those with respect to logits."""
+    weight_VD = head.weight
+    return slope_NV.to(weight_VD.dtype) @ weight_VD
+
+
 class _Entropy(torch.autograd.Function):
     """The entropy (B) of distributions (B, K), which keeps only its input for the backward pass.
 
@@ -538,7 +583,8 @@ class _Entropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logprobs_BK: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(logprobs_BK)
-        return -logprobs_BK.exp().mul_(_finite(logprobs_BK)).sum(dim=-1)
+        terms_BK = logprobs_BK.exp().mul_(_finite(logprobs_BK))
+        return -terms_BK.sum(dim=-1)
 
     @staticmethod
     def backward(ctx: Any, gradient_B: torch.Tensor) -> torch.Tensor:
@@ -613,15 +659,18 @@ def _rows_and_nodes(
     nodes: list[tuple[int, int]] = []
     for prompt, tree in zip(prompts, tries, strict=True):
         # 1. Where each chain starts in its row
-        starts = [len(prompt)] * max(1, len(tree.chains))
+        prompt_size = len(prompt)
+        starts = [prompt_size] * max(1, len(tree.chains))
         if together:
-            starts = list(itertools.accumulate(map(len, tree.chains), initial=len(prompt)))
+            sizes = map(len, tree.chains)
+            starts = list(itertools.accumulate(sizes, initial=prompt_size))
 
         # 2. Where each node is: at the last token before its children
         for node, chain in zip(tree.nodes, tree.chain_of, strict=True):
             row = len(rows) if together else len(rows) + chain
-            start = starts[chain] if node.prefix else len(prompt)
-            nodes.append((row, start + len(node.prefix) - 1))
+            start = starts[chain] if node.prefix else prompt_size
+            place = start + len(node.prefix) - 1
+            nodes.append((row, place))
 
         # 3. The rows
         if together or not tree.chains:
@@ -646,7 +695,8 @@ def along_paths(
     zero_index = logprobs_NC.numel()
     most_labels = max(len(tree.steps) for tree in tries)
     most_steps = max(len(path) for tree in tries for path in tree.steps)
-    index_BKS = torch.full((len(tries), most_labels, most_steps), zero_index)
+    shape = (len(tries), most_labels, most_steps)
+    index_BKS = torch.full(shape, zero_index)
     for row, (root, tree) in enumerate(zip(roots, tries, strict=True)):
         for label, path in enumerate(tree.steps):
             index = [(root + node) * width + child for node, child in path]
@@ -656,7 +706,8 @@ def along_paths(
     flat = torch.cat([logprobs_NC.flatten(), logprobs_NC.new_zeros(1)])
     index_BKS = index_BKS.to(flat.device)
     logprobs_BK = flat[index_BKS].sum(dim=-1)
-    return logprobs_BK.masked_fill(index_BKS[..., 0] == zero_index, float("-inf"))
+    is_missing_BK = index_BKS[..., 0] == zero_index
+    return logprobs_BK.masked_fill(is_missing_BK, float("-inf"))
 
 
 def head_logits(
@@ -671,8 +722,9 @@ def head_logits(
     """
     # 1. Only the head's rows of the labels
     head = unwrapped(model).get_output_embeddings()
-    is_plain = type(head) is nn.Linear and head.weight.shape[-1] == hidden_ND.shape[-1]
-    if label_ids_NK is not None and is_plain:
+    is_plain = type(head) is nn.Linear
+    width = hidden_ND.shape[-1]
+    if label_ids_NK is not None and is_plain and head.weight.shape[-1] == width:
         rows_NKD = head.weight[label_ids_NK].float()
         logits_NK = torch.einsum("nd,nkd->nk", hidden_ND.float(), rows_NKD)
         return logits_NK if head.bias is None else logits_NK + head.bias[label_ids_NK]
