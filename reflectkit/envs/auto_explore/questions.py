@@ -53,34 +53,39 @@ class FileQuestion:
         model: str,
     ) -> Self:
         """A question about file `filename`, with the path to it."""
+        commands = shortest_path(filename)
         return cls(
-            question,
-            filename,
-            root,
-            answer,
-            tuple(shortest_path(filename)[:-1]),
-            filename.count("/"),
-            model,
+            question=question,
+            filename=filename,
+            root=root,
+            answer=answer,
+            optimal_path=tuple(commands[:-1]),
+            n_level=filename.count("/"),
+            model=model,
         )
 
     @property
     def id(self) -> str:
         """Equal exactly for the same question about the same file."""
-        key = "\x1f".join((self.root, self.filename, self.question))
-        digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=6)
+        parts = (self.root, self.filename, self.question)
+        key = "\x1f".join(parts).encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(key, digest_size=6)
         return f"{self.root}-{digest.hexdigest()}"
 
 
 def to_json(question: FileQuestion) -> dict[str, Any]:
     """The record that `gen-task` and `filter-task` write."""
     record = {name: getattr(question, name) for name in FIELDS}
-    return record | {"optimal_path": list(question.optimal_path)}
+    record["optimal_path"] = list(question.optimal_path)
+    return record
 
 
 def read_question(value: object, where: Path | str) -> FileQuestion:
     """`value` from a JSON file, checked; other fields are ignored. Raises DataError."""
-    if isinstance(value, Mapping) and isinstance(value.get("filename"), str):
-        value = dict(value) | {"filename": plain_path(value["filename"])}
+    if isinstance(value, Mapping):
+        filename = value.get("filename")
+        if isinstance(filename, str):
+            value = {**value, "filename": plain_path(filename)}
     return from_json(FileQuestion, value, path=where)
 
 
@@ -90,14 +95,22 @@ def from_record(value: object, where: Path | str) -> object:
     """
     if not isinstance(value, Mapping) or "data" in value or "question" not in value:
         return value
+
     # 1. The problem
     question = read_question(value, where)
     data = to_json(question)
-    # 2. The demonstrations, and the files that these named
+
+    # 2. The demonstrations
     items = value.get("trajectories") or []
-    if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
+    if not _is_list_of(Mapping, items):
         raise DataError(where, "expected a list of objects", field="trajectories")
-    answers = {plain_path(item.get("filename")) for item in items} - {""}
+    demonstrations = []
+    for number, item in enumerate(items):
+        demonstrations.append(_demonstration(item, number))
+
+    # 3. The files that these named
+    answers = {plain_path(item.get("filename")) for item in items}
+    answers.discard("")
     if answers:
         data["teacher_answers"] = sorted(answers)
     return {
@@ -106,8 +119,13 @@ def from_record(value: object, where: Path | str) -> object:
         "level": str(question.filename.count("/")),
         "group": question.root,
         "data": data,
-        "trajectories": [_demonstration(dict(item), number) for number, item in enumerate(items)],
+        "trajectories": demonstrations,
     }
+
+
+def _is_list_of(kind: type, value: object) -> bool:
+    """Whether `value` is a list whose items are all of `kind`."""
+    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
 def to_record(task: Task, trajectories: list[dict[str, Any]]) -> dict[str, Any]:
@@ -119,36 +137,60 @@ def to_record(task: Task, trajectories: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _demonstration(item: dict[str, Any], number: int) -> dict[str, Any]:
+def _demonstration(record: Mapping[str, Any], number: int) -> dict[str, Any]:
     """A demonstration in the original's layout, with its steps marked; a negative ends with the
     correction. `ls`, which is no action here, is left out, and `id FILE` follows a final `cat
     FILE`.
+
+    number: of the demonstration among those of its question.
     """
-    item = {"model_name": "", "seed": 0, "info": f"positive{number}"} | item
+    # 1. The demonstration
+    item = {"model_name": "", "seed": 0, "info": f"positive{number}", **record}
     item["filename"] = plain_path(item.get("filename"))
-    steps: Any = item.get("trajectory")
-    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+    if not _is_list_of(dict, item.get("trajectory")):
         return item
-    # 1. Commands as the env has them
-    for step in steps:
+
+    # 2. Commands as the env has them
+    steps = []
+    for step in item["trajectory"]:
         command = step.get("cmd")
-        step["cmd"] = normal_command(command) if isinstance(command, str) else command
+        if isinstance(command, str):
+            command = normal_command(command)
+        step = {**step, "cmd": command}
         step["reflection"] = step.get("reflection") or ""
-    steps = item["trajectory"] = [step for step in steps if step["cmd"] not in ("ls", "ls .")]
-    # 2. The answer
+        if command not in ("ls", "ls ."):
+            steps.append(step)
+
+    # 3. The answer
     is_negative = str(item["info"]).startswith("negative")
-    if steps and not is_negative and str(steps[-1]["cmd"]).startswith("cat "):
-        steps.append({"reflection": "", "cmd": "id" + steps[-1]["cmd"][3:]})
-    # 3. The marks, by the distance from the end
+    if steps and not is_negative:
+        last = str(steps[-1]["cmd"])
+        if last.startswith("cat "):
+            steps.append({"reflection": "", "cmd": answer_of(last)})
+
+    # 4. The marks, by the distance from the end
     notes = {1: "correction", 2: "mistake"} if is_negative else {}
     for index, step in enumerate(steps):
-        step.setdefault("note", notes.get(len(steps) - index, "positive"))
+        distance = len(steps) - index
+        step.setdefault("note", notes.get(distance, "positive"))
+    item["trajectory"] = steps
     return item
+
+
+def answer_of(command: str) -> str:
+    """The command that answers with a file, given the command that shows it.
+
+    >>> answer_of("cat notes.txt")
+    'id notes.txt'
+    """
+    return "id" + command.removeprefix("cat")
 
 
 def plain_path(name: object) -> str:
     """A file's path from the root, without a leading "./" or "/"; "" if `name` is not text."""
-    return re.sub(r"^(\./|/)+", "", name.strip()) if isinstance(name, str) else ""
+    if not isinstance(name, str):
+        return ""
+    return re.sub(r"^(\./|/)+", "", name.strip())
 
 
 def normal_command(command: str) -> str:
@@ -159,8 +201,11 @@ def normal_command(command: str) -> str:
     """
     verb, _, name = command.strip().partition(" ")
     name = name.strip()
-    if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'":
-        name = name[1:-1]
+    for quote in ('"', "'"):
+        is_quoted = name.startswith(quote) and name.endswith(quote)
+        if is_quoted and len(name) > 1:
+            name = name[1:-1]
+            break
     return f"{verb} {name}".strip()
 
 
@@ -168,9 +213,12 @@ def normal_path(commands: tuple[str, ...]) -> tuple[str, ...]:
     """A path without `ls`, with commands as the env offers them, and `id FILE` after a final `cat
     FILE`.
     """
-    path = [normal_command(command) for command in commands if command.strip() != "ls"]
+    path = []
+    for command in commands:
+        if command.strip() != "ls":
+            path.append(normal_command(command))
     if path and path[-1].startswith("cat "):
-        path.append("id" + path[-1][3:])
+        path.append(answer_of(path[-1]))
     return tuple(path)
 
 
@@ -189,8 +237,10 @@ def found_by_words(questions: Sequence[FileQuestion], files: Mapping[str, str]) 
         keys = keywords(question.question)
         if not keys:
             continue
-        scores = dict(zip(paths, map(float, index.get_scores(keys)), strict=True))
+        scores = dict(zip(paths, index.get_scores(keys), strict=True))
         score = scores.pop(question.filename, 0.0)
         # A tie is no first place
-        count += score > max(scores.values(), default=0.0) and score > 0
+        best_other = max(scores.values(), default=0.0)
+        if score > 0 and score > best_other:
+            count += 1
     return count
