@@ -69,13 +69,15 @@ def trial_of(domain: str, number: int) -> Trial:
     if domain == "tiles":
         return Trial(problem, _tile_distances().__getitem__)
     if domain == "blocksworld":
-        return Trial(problem, partial(_blocks_distance, *_canonical_goal(problem)))
+        heights, numbers = _canonical_goal(problem)
+        return Trial(problem, partial(_blocks_distance, heights, numbers))
     # The other domains have few states
     table = distances_to_goal(start=problem.start, moves=problem.moves, solved=problem.solved)
     return Trial(problem, partial(_look_up, table))
 
 
 def _look_up(distances: Mapping[Hashable, int], state: Hashable) -> float:
+    """The distance of `state`; infinite if it is not among them."""
     return distances.get(state, math.inf)
 
 
@@ -95,21 +97,36 @@ def _tile_distances() -> dict[Hashable, int]:
 
 def _towers(goal: frozenset[str]) -> list[list[str]]:
     """The towers of a goal, which places every block, the highest first; each from the table up."""
-    # 1. What is on each block: "(on b1 b2)"
+    # 1. What is on each block, and the blocks on the table
     above = {}
-    for fact in goal:
-        if fact.startswith("(on "):
-            _, block, below = fact.split()
-            above[below[:-1]] = block
+    bottoms = []
+    for fact in sorted(goal):
+        predicate, *blocks = _words(fact)
+        if predicate == "on":
+            block, below = blocks
+            above[below] = block
+        elif predicate == "ontable":
+            bottoms += blocks
+
     # 2. Upwards from each block on the table
     towers = []
-    for fact in sorted(goal):
-        if fact.startswith("(ontable "):
-            tower = [fact.split()[1][:-1]]
-            while tower[-1] in above:
-                tower.append(above[tower[-1]])
-            towers.append(tower)
-    return sorted(towers, key=len, reverse=True)
+    for bottom in bottoms:
+        tower = [bottom]
+        while tower[-1] in above:
+            block = above[tower[-1]]
+            tower.append(block)
+        towers.append(tower)
+    towers.sort(key=len, reverse=True)
+    return towers
+
+
+def _words(fact: str) -> list[str]:
+    """The predicate of a fact, and its blocks.
+
+    >>> _words("(on b1 b2)")
+    ['on', 'b1', 'b2']
+    """
+    return fact[1:-1].split()
 
 
 def _canonical_goal(problem: Problem) -> tuple[tuple[int, ...], dict[str, int]]:
@@ -117,22 +134,23 @@ def _canonical_goal(problem: Problem) -> tuple[tuple[int, ...], dict[str, int]]:
     solved: Any = problem.solved
     (goal,) = solved.args
     towers = _towers(goal)
-    numbers: dict[str, int] = {}
-    for tower in towers:
-        for block in tower:
-            numbers[block] = len(numbers)
-    return tuple(map(len, towers)), numbers
+    heights = tuple(map(len, towers))
+    blocks = [block for tower in towers for block in tower]
+    numbers = {block: number for number, block in enumerate(blocks)}
+    return heights, numbers
 
 
 def _encode(state: frozenset[str], numbers: Mapping[str, int]) -> bytes:
     """What is under each block: a block's number plus 2, 1 for the table, 0 for the hand."""
     under = bytearray(len(numbers))
     for fact in state:
-        words = fact[1:-1].split()
-        if words[0] == "on":
-            under[numbers[words[1]]] = numbers[words[2]] + 2
-        elif words[0] == "ontable":
-            under[numbers[words[1]]] = 1
+        predicate, *blocks = _words(fact)
+        if predicate == "on":
+            block, below = blocks
+            under[numbers[block]] = numbers[below] + 2
+        elif predicate == "ontable":
+            (block,) = blocks
+            under[numbers[block]] = 1
     return bytes(under)
 
 
@@ -141,20 +159,30 @@ def _blocks_table(heights: tuple[int, ...]) -> dict[bytes, int]:
     """The fewest moves to the goal with towers of these heights, of every encoded state. Moves can
     be undone.
     """
-    # 1. A goal with these towers, and the state that meets it
-    blocks = sum(heights)
-    names = iter(f"b{number}" for number in range(1, blocks + 1))
-    towers = [[next(names) for _ in range(height)] for height in heights]
+    # 1. A goal with these towers
+    block_count = sum(heights)
+    names = [f"b{number}" for number in range(1, block_count + 1)]
+    towers = []
+    first = 0
+    for height in heights:
+        towers.append(names[first : first + height])
+        first += height
     goal = frozenset(blocksworld.tower_facts(towers))
-    state = goal | {f"(clear {tower[-1]})" for tower in towers} | {"(handempty)"}
-    # 2. Its distances to all others
+
+    # 2. The distances to all states from the one that meets it
+    clear = {f"(clear {tower[-1]})" for tower in towers}
     distances: Any = distances_to_goal(
-        start=state,
-        moves=partial(blocksworld.moves, blocks),
+        start=goal | clear | {"(handempty)"},
+        moves=partial(blocksworld.moves, block_count),
         solved=partial(blocksworld.reached, goal),
     )
-    numbers = {f"b{number + 1}": number for number in range(blocks)}
-    return {_encode(each, numbers): distance for each, distance in distances.items()}
+
+    # 3. The same by encoded states
+    numbers = {name: number for number, name in enumerate(names)}
+    table = {}
+    for state, distance in distances.items():
+        table[_encode(state, numbers)] = distance
+    return table
 
 
 def _blocks_distance(
@@ -162,7 +190,9 @@ def _blocks_distance(
     numbers: Mapping[str, int],
     state: frozenset[str],
 ) -> float:
-    return _blocks_table(heights)[_encode(state, numbers)]
+    """The fewest moves from `state` to a goal. heights, numbers: of the goal, by `_canonical_goal`."""
+    table = _blocks_table(heights)
+    return table[_encode(state, numbers)]
 
 
 # Rush Hour: a state is a number with three bits for the place of each vehicle along its way
@@ -177,26 +207,31 @@ class SlidingBoard:
         start: Sequence[tuple[int, int]],
     ) -> None:
         self.vehicles = tuple(vehicles)
-        self.shifts_V = 3 * np.arange(len(self.vehicles))
-        self.cells_VP = np.zeros((len(self.vehicles), rush_hour.SIZE + 2), dtype=np.int64)
-        """The cells of each vehicle at each of its places, as bits."""
-        self.lines = []
-        """The row or the column in which each vehicle moves."""
-        for vehicle, (row, column) in zip(vehicles, start, strict=True):
-            self.lines.append(row if vehicle.horizontal else column)
+        count = len(self.vehicles)
+        self.shifts_V = 3 * np.arange(count)
+        """The place of each vehicle's bits in a state."""
+
+        # 1. The bits of the cells in each vehicle's line
+        self.lines_VP = np.zeros((count, rush_hour.SIZE), dtype=np.int64)
+        for number, (row, column) in enumerate(start):
+            for place in range(rush_hour.SIZE):
+                if self.vehicles[number].horizontal:
+                    bit = row * rush_hour.SIZE + place
+                else:
+                    bit = place * rush_hour.SIZE + column
+                self.lines_VP[number, place] = 1 << bit
+
+        # 2. The cells of each vehicle at each of its places; a place may have the numbers 0 to 7
+        self.cells_VP = np.zeros((count, rush_hour.SIZE + 2), dtype=np.int64)
         for number, vehicle in enumerate(self.vehicles):
             for place in range(rush_hour.SIZE - vehicle.length + 1):
-                bits = [self._bit(number, place + offset) for offset in range(vehicle.length)]
-                self.cells_VP[number, place] = sum(bits)
+                cells = self.lines_VP[number, place : place + vehicle.length]
+                self.cells_VP[number, place] = cells.sum()
+
+        # 3. The start, and what `solve` computes
         self.start = self.pack(start)
         self.states_N = np.zeros(0, dtype=np.int64)
         self.distances_N = np.zeros(0, dtype=np.int64)
-
-    def _bit(self, vehicle: int, along: int) -> int:
-        """The bit of the cell at `along` in the vehicle's line."""
-        line = self.lines[vehicle]
-        row, column = (line, along) if self.vehicles[vehicle].horizontal else (along, line)
-        return int(1 << (row * rush_hour.SIZE + column))
 
     def pack(self, state: Sequence[tuple[int, int]]) -> int:
         """The number of a state of the package."""
@@ -216,23 +251,49 @@ class SlidingBoard:
         places_NV = (states_N[:, None] >> self.shifts_V) & 7
         cells_N = np.zeros_like(states_N)
         for number in range(len(self.vehicles)):
-            cells_N |= self.cells_VP[number, places_NV[:, number]]
-        # 2. Each vehicle in each direction, one cell farther each time while its way is free
+            places_N = places_NV[:, number]
+            cells_N |= self.cells_VP[number, places_N]
+
+        # 2. Each vehicle in each direction
         parts = [np.zeros(0, dtype=np.int64)]
-        for number, vehicle in enumerate(self.vehicles):
-            bits = np.array([self._bit(number, along) for along in range(rush_hour.SIZE)])
-            for step in (-1, 1):
-                rows = np.arange(len(states_N))
-                length = vehicle.length - 1 if step > 0 else 0
-                for count in range(1, rush_hour.SIZE):
-                    front = places_NV[rows, number] + step * count + length
-                    is_inside = (front >= 0) & (front < rush_hour.SIZE)
-                    rows, front = rows[is_inside], front[is_inside]
-                    rows = rows[(cells_N[rows] & bits[front]) == 0]
-                    if not len(rows):
-                        break
-                    parts.append(states_N[rows] + (step * count << (3 * number)))
+        for number in range(len(self.vehicles)):
+            places_N = places_NV[:, number]
+            for direction in (-1, 1):
+                parts += self._slides(states_N, cells_N, places_N, number, direction)
         return np.unique(np.concatenate(parts))
+
+    def _slides(
+        self,
+        states_N: Any,
+        cells_N: Any,
+        places_N: Any,
+        number: int,
+        direction: int,
+    ) -> list[Any]:
+        """The states after a vehicle has moved by 1, 2, … cells, as far as its way is free.
+
+        cells_N: the cells that are full. places_N: the vehicle's. number: the vehicle's.
+        """
+        parts = []
+        line_P = self.lines_VP[number]
+        offset = self.vehicles[number].length - 1 if direction > 0 else 0
+        fronts_N = places_N + offset
+        rows = np.arange(len(states_N))  # of the states in which it gets so far
+        for count in range(1, rush_hour.SIZE):
+            # 1. The next cell is on the board, and free
+            shift = direction * count
+            fronts = fronts_N[rows] + shift
+            is_inside = (fronts >= 0) & (fronts < rush_hour.SIZE)
+            rows = rows[is_inside]
+            fronts = fronts[is_inside]
+            is_free = (cells_N[rows] & line_P[fronts]) == 0
+            rows = rows[is_free]
+            if not len(rows):
+                break
+
+            # 2. The states there
+            parts.append(states_N[rows] + (shift << (3 * number)))
+        return parts
 
     def fewest_moves(self, at_least: int) -> bool:
         """Whether the exit can be reached from the start, in `at_least` moves or more."""
@@ -245,8 +306,10 @@ class SlidingBoard:
             level, before = self._next_level(level, before), level
             if not len(level):
                 return False
+
         # 2. But some state is
-        return bool(self.is_solved(self.reachable()).any())
+        states_N = self.reachable()
+        return bool(self.is_solved(states_N).any())
 
     def _next_level(self, level_N: Any, before_N: Any) -> Any:
         """The states one move farther away. A move can be undone, so others are in the two last
@@ -257,11 +320,13 @@ class SlidingBoard:
 
     def reachable(self) -> Any:
         """All states that can be reached from the start, sorted."""
-        return np.sort(np.concatenate(self._levels(np.array([self.start]))))
+        levels = self._levels(np.array([self.start]))
+        return np.sort(np.concatenate(levels))
 
     def _levels(self, first_N: Any) -> list[Any]:
         """The states at each number of moves from any of `first_N`, until there are no more."""
-        levels, before = [first_N], np.zeros(0, dtype=np.int64)
+        levels = [first_N]
+        before = np.zeros(0, dtype=np.int64)
         while True:
             level = self._next_level(levels[-1], before)
             if not len(level):
@@ -272,17 +337,21 @@ class SlidingBoard:
     def solve(self) -> None:
         """Compute the distances of all states."""
         # 1. Backwards from all solved states, as moves can be undone
-        states_N = self.reachable()
-        levels = self._levels(states_N[self.is_solved(states_N)])
-        every_N = np.concatenate(levels)
-        distances_N = np.repeat(np.arange(len(levels)), [len(level) for level in levels])
+        reachable_N = self.reachable()
+        levels = self._levels(reachable_N[self.is_solved(reachable_N)])
+        sizes = list(map(len, levels))
+        states_N = np.concatenate(levels)
+        distances_N = np.repeat(np.arange(len(levels)), sizes)
+
         # 2. Sorted, to look them up by bisection
-        order_N = np.argsort(every_N)
-        self.states_N, self.distances_N = every_N[order_N], distances_N[order_N]
+        order_N = np.argsort(states_N)
+        self.states_N = states_N[order_N]
+        self.distances_N = distances_N[order_N]
 
     def distance(self, state: Sequence[tuple[int, int]]) -> float:
         """The fewest moves from a state of the package to the exit."""
-        place = int(np.searchsorted(self.states_N, self.pack(state)))
+        number = self.pack(state)
+        place = np.searchsorted(self.states_N, number)
         return float(self.distances_N[place])
 
 
