@@ -51,8 +51,14 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
     """The items by their `key`. Groups are in the order of their first items."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
-        groups.setdefault(key(item), []).append(item)
+        group = groups.setdefault(key(item), [])
+        group.append(item)
     return groups
+
+
+def by_level(episodes: Iterable[EpisodeRow]) -> dict[str, list[EpisodeRow]]:
+    """The episodes of each level."""
+    return grouped(episodes, key=lambda episode: episode.level)
 
 
 # -------------------------------------------------------------------------------------- all players
@@ -67,8 +73,10 @@ def with_all_figures(episodes: Sequence[EpisodeRow]) -> list[EpisodeRow]:
     reported = reported_figures(episodes)
     rows = []
     for episode in episodes:
-        if reported[episode.level] and not episode.is_aborted:
-            episode = replace(episode, figures={**reported[episode.level], **episode.figures})
+        defaults = reported[episode.level]
+        if defaults and not episode.is_aborted:
+            figures = {**defaults, **episode.figures}
+            episode = replace(episode, figures=figures)
         rows.append(episode)
     return rows
 
@@ -77,8 +85,10 @@ def reported_figures(episodes: Iterable[EpisodeRow]) -> dict[str, dict[str, floa
     """By level, 0.0 for each figure that the env reported, in the order of their first episodes."""
     reported: dict[str, dict[str, float]] = {}
     for episode in episodes:
-        names = [name for name in episode.figures if name not in NOT_OF_ENV]
-        reported.setdefault(episode.level, {}).update(dict.fromkeys(names, 0.0))
+        figures = reported.setdefault(episode.level, {})
+        for name in episode.figures:
+            if name not in NOT_OF_ENV:
+                figures[name] = 0.0
     return reported
 
 
@@ -101,7 +111,7 @@ def is_share(values: Range) -> bool:
 def levels_without_success(episodes: Iterable[EpisodeRow]) -> set[str]:
     """The levels at which the env does not report success: players are compared by return."""
     levels = set()
-    for level, group in grouped(episodes, lambda episode: episode.level).items():
+    for level, group in by_level(episodes).items():
         outcomes = [(episode.status, episode.success) for episode in group]
         if not reports_success(outcomes):
             levels.add(level)
@@ -133,31 +143,31 @@ def player_rows(parts: Sequence[Sequence[EpisodeRow]]) -> list[PlayerRow]:
     pass^k are means over the seeds, since plays of different models are not several tries of one
     model.
     """
-    # 1. All episodes, each with the number of its evaluation
+    # 1. All episodes, and what is common to all players
     episodes = with_all_figures([episode for part in parts for episode in part])
-    part_numbers = [number for number, part in enumerate(parts) for _ in part]
-    numbered = list(zip(part_numbers, episodes, strict=True))
     ranges = figure_ranges(episodes)
     no_success = levels_without_success(episodes)
 
-    # 2. The row of each player at each level
+    # 2. The episodes of each player at each level, by evaluation
+    part_numbers = [number for number, part in enumerate(parts) for _ in part]
+    seeds_by_player: dict[tuple[str, str], dict[int, list[EpisodeRow]]] = {}
+    for number, episode in zip(part_numbers, episodes, strict=True):
+        by_seed = seeds_by_player.setdefault((episode.name, episode.level), {})
+        by_seed.setdefault(number, []).append(episode)
+
+    # 3. The row of each player at each level; several evaluations extend its intervals
     rows = []
-    players = grouped(numbered, key=lambda pair: (pair[1].name, pair[1].level))
-    for (_, level), pairs in players.items():
-        by_seed = grouped(pairs, lambda pair: pair[0]).values()
-        seeds = [[episode for _, episode in seed] for seed in by_seed]
+    for (_, level), by_seed in seeds_by_player.items():
+        seeds = list(by_seed.values())
         has_success = level not in no_success
         row = player_row(seeds, ranges, has_success=has_success)
-
-        # 3. Several evaluations extend its intervals
         if len(parts) > 1:
             seed_rows = [player_row([seed], ranges, has_success=has_success) for seed in seeds]
             if len(seeds) > 1:
                 row = _extended_over_seeds(row, seed_rows, ranges)
             if has_success:
                 successes = [seed_row.success for seed_row in seed_rows]
-                means = [success.mean for success in successes if success]
-                row = replace(row, by_seed=tuple(means))
+                row = replace(row, by_seed=tuple(_means(successes)))
         rows.append(row)
     return rows
 
@@ -184,29 +194,21 @@ def player_row(
     if has_success:
         success = _rate(successes, clusters, len(complete))
 
-    # 2. The return, whose interval is unknown if all returns are equal
-    returns = _returns(complete)
-    mean_return = sum(returns.values()) / max(1, len(returns))
-    total_return = Estimate(mean_return, None, None)
-    low, high = mean_interval(by_cluster(returns, clusters))
-    if low < high:
-        total_return = Estimate.of(mean_return, (low, high))
-
-    # 3. Shares of the answers: one in each turn, and one more at an end without an action
+    # 2. Shares of the answers: one in each turn, and one more at an end without an action
     turns = TurnCounts.total(episode.counts for episode in complete)
     unfit = [episode for episode in complete if episode.unfit]
     answers = max(1, turns.turns + len(unfit))
     illegal = turns.illegal + sum(episode.illegal_at_end for episode in unfit)
     unreadable = turns.unreadable + sum(episode.unreadable_at_end for episode in unfit)
 
-    # 4. Success of the episodes that gave an answer
+    # 3. Success of the episodes that gave an answer
     named_episodes = right_of_named = None
     if has_success and any(HAS_ANSWER in episode.figures for episode in complete):
         with_answer = [episode for episode in complete if episode.figures.get(HAS_ANSWER)]
         named_episodes = len(with_answer)
-        right_of_named = _rate(_successes(with_answer), clusters, len(with_answer))
+        right_of_named = _rate(_successes(with_answer), clusters, named_episodes)
 
-    # 5. The row
+    # 4. The row
     if ranges is None:
         ranges = figure_ranges(complete)
     return PlayerRow(
@@ -218,7 +220,7 @@ def player_row(
         clusters=len(by_cluster(successes, clusters)),
         episodes=len(complete),
         aborted=len(episodes) - len(complete),
-        total_return=total_return,
+        total_return=_total_return(complete, clusters),
         steps=turns.turns / count,
         illegal_share=illegal / answers,
         unreadable_share=unreadable / answers,
@@ -235,6 +237,19 @@ def player_row(
     )
 
 
+def _total_return(
+    episodes: Sequence[EpisodeRow],
+    clusters: Mapping[str, str],
+) -> Estimate:
+    """The mean return of the tasks; its interval is unknown if all returns are equal."""
+    returns = _returns(episodes)
+    mean = sum(returns.values()) / max(1, len(returns))
+    low, high = mean_interval(by_cluster(returns, clusters))
+    if low < high:
+        return Estimate.of(mean, (low, high))
+    return Estimate(mean, None, None)
+
+
 def _total_price(episodes: Iterable[EpisodeRow]) -> float | None:
     """The cost of all requests in US dollars; None if a price is unknown."""
     total = 0.0
@@ -247,7 +262,10 @@ def _total_price(episodes: Iterable[EpisodeRow]) -> float | None:
 
 def _successes(episodes: Iterable[EpisodeRow]) -> Mapping[str, float]:
     """The success rate of each task."""
-    outcomes = [(episode.task, float(bool(episode.success))) for episode in episodes]
+    outcomes = []
+    for episode in episodes:
+        success = 1.0 if episode.success else 0.0
+        outcomes.append((episode.task, success))
     return by_task(outcomes)
 
 
@@ -288,8 +306,9 @@ def _passes(
         counts = Counter(episode.task for episode in seed)
         fewest_tries = min([fewest_tries, *counts.values()])
         complete = [episode for episode in seed if not episode.is_aborted]
-        for task, group in grouped(complete, lambda episode: episode.task).items():
-            all_tries.append((task, [bool(episode.success) for episode in group]))
+        for task, group in grouped(complete, key=lambda episode: episode.task).items():
+            tries = [bool(episode.success) for episode in group]
+            all_tries.append((task, tries))
     if fewest_tries < 2:
         return {}
 
@@ -301,9 +320,10 @@ def _passes(
         chances = []
         trials = 0
         for task, tries in all_tries:
-            if len(tries) >= k:
-                chances.append((task, chance(k, sum(tries), len(tries))))
-                trials += len(tries)
+            count = len(tries)
+            if count >= k:
+                chances.append((task, chance(k, sum(tries), count)))
+                trials += count
         if chances:
             passes[k] = _rate(by_task(chances), clusters, trials)
     return passes
@@ -322,9 +342,10 @@ def _figures(
     figures = {}
     for name, values in _figure_means(episodes).items():
         groups = by_cluster(values, clusters)
+        least, _ = ranges[name]
         if is_share(ranges[name]):
             interval = rate_interval(groups)
-        elif ranges[name][0] >= 0:
+        elif least >= 0:
             interval = amount_interval(groups)
         else:
             interval = mean_interval(groups)
@@ -350,16 +371,17 @@ def _extended_over_seeds(
 ) -> PlayerRow:
     """`row`, with each interval extended by the t interval over the rows of the seeds."""
     # 1. Success and the return
-    if row.success is not None:
-        means = [each.success.mean for each in seed_rows if each.success is not None]
-        row = replace(row, success=_extended(row.success, means, 0.0, 1.0))
-    returns = [each.total_return.mean for each in seed_rows]
-    row = replace(row, total_return=_extended(row.total_return, returns))
+    success = row.success
+    if success is not None:
+        means = _means([seed_row.success for seed_row in seed_rows])
+        success = _extended(success, means, 0.0, 1.0)
+    returns = _means([seed_row.total_return for seed_row in seed_rows])
+    total_return = _extended(row.total_return, returns)
 
     # 2. Figures
     figures = {}
     for name, figure in row.figures.items():
-        means = [each.figures[name].mean for each in seed_rows if name in each.figures]
+        means = _means([seed_row.figures.get(name) for seed_row in seed_rows])
         if is_share(ranges[name]):
             figures[name] = _extended(figure, means, 0.0, 1.0)
         else:
@@ -368,10 +390,10 @@ def _extended_over_seeds(
     # 3. Calibration
     calibration = {}
     for kind, scores in row.calibration.items():
-        seed_scores = [each.calibration[kind] for each in seed_rows if kind in each.calibration]
-        briers = [each.brier.mean for each in seed_scores]
-        log_scores = [each.log_score.mean for each in seed_scores]
-        errors = [each.calibration_error.mean for each in seed_scores]
+        rows_of_kind = [each.calibration[kind] for each in seed_rows if kind in each.calibration]
+        briers = _means([each.brier for each in rows_of_kind])
+        log_scores = _means([each.log_score for each in rows_of_kind])
+        errors = _means([each.calibration_error for each in rows_of_kind])
         calibration[kind] = replace(
             scores,
             brier=_extended(scores.brier, briers, least=0.0),
@@ -380,20 +402,30 @@ def _extended_over_seeds(
         )
 
     # 4. pass@k and pass^k
-    pass_at = _passes_over_seeds(row.pass_at, [each.pass_at for each in seed_rows])
-    pass_all = _passes_over_seeds(row.pass_all, [each.pass_all for each in seed_rows])
     return replace(
-        row, figures=figures, calibration=calibration, pass_at=pass_at, pass_all=pass_all
+        row,
+        success=success,
+        total_return=total_return,
+        figures=figures,
+        calibration=calibration,
+        pass_at=_passes_over_seeds(row.pass_at, [each.pass_at for each in seed_rows]),
+        pass_all=_passes_over_seeds(row.pass_all, [each.pass_all for each in seed_rows]),
     )
 
 
+def _means(estimates: Iterable[Estimate | None]) -> list[float]:
+    """The means of the estimates that there are."""
+    return [estimate.mean for estimate in estimates if estimate is not None]
+
+
 def _passes_over_seeds(
-    passes: Mapping[int, Estimate], seed_passes: Sequence[Mapping[int, Estimate]]
+    passes: Mapping[int, Estimate],
+    seed_passes: Sequence[Mapping[int, Estimate]],
 ) -> dict[int, Estimate]:
     """`passes` by k, with each interval extended by the t interval over those of the seeds."""
     extended = {}
     for k, estimate in passes.items():
-        means = [by_k[k].mean for by_k in seed_passes if k in by_k]
+        means = _means([by_k.get(k) for by_k in seed_passes])
         extended[k] = _extended(estimate, means, 0.0, 1.0)
     return extended
 
@@ -408,12 +440,14 @@ def _extended(
 
     The interval stays within `least` and `greatest`.
     """
-    if estimate.low is None or estimate.high is None or len(means) < 2:
+    if estimate.low is None or estimate.high is None:
+        return estimate
+    if len(means) < 2:
         return estimate
     low, high = mean_interval([[mean] for mean in means])
-    low = min(estimate.low, low)
-    high = max(estimate.high, high)
-    return replace(estimate, low=max(least, low), high=min(greatest, high))
+    low = max(least, min(estimate.low, low))
+    high = min(greatest, max(estimate.high, high))
+    return replace(estimate, low=low, high=high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,31 +470,32 @@ def success_by_aspect(episodes: Sequence[EpisodeRow]) -> dict[str, list[AspectRo
     Intervals are by clusters of tasks. Aspects with only one value are left out, and so are levels
     at which success is not reported.
     """
+    # 1. The aspects
     no_success = levels_without_success(episodes)
     with_success = [episode for episode in episodes if episode.level not in no_success]
     aspects = dict.fromkeys(name for episode in with_success for name in episode.aspects)
+
+    # 2. Each player's success by the values of each
     by_aspect = {}
     for aspect in aspects:
-        # 1. The values of the aspect
         with_aspect = [episode for episode in with_success if aspect in episode.aspects]
         values = {str(episode.aspects[aspect]) for episode in with_aspect}
-        if len(values) < 2:
-            continue
-
-        # 2. Each player's success by value
-        rows = []
-        players = grouped(with_aspect, lambda episode: (episode.name, episode.level))
-        for (name, level), group in players.items():
-            by_value: dict[str, list[EpisodeRow]] = {}
-            for episode in group:
-                value = str(episode.aspects[aspect])
-                by_value.setdefault(value, []).append(episode)
-            for value in sorted(by_value):
-                row = player_row([by_value[value]])
-                if row.episodes and row.success is not None:
-                    rows.append(AspectRow(name, level, value, row.success, row.tasks))
-        by_aspect[aspect] = rows
+        if len(values) > 1:
+            by_aspect[aspect] = _aspect_rows(with_aspect, aspect)
     return by_aspect
+
+
+def _aspect_rows(episodes: Sequence[EpisodeRow], aspect: str) -> list[AspectRow]:
+    """Each player's success by the values of one aspect, which all `episodes` have."""
+    rows = []
+    players = grouped(episodes, key=lambda episode: (episode.name, episode.level))
+    for (name, level), group in players.items():
+        by_value = grouped(group, key=lambda episode: str(episode.aspects[aspect]))
+        for value in sorted(by_value):
+            row = player_row([by_value[value]])
+            if row.episodes and row.success is not None:
+                rows.append(AspectRow(name, level, value, row.success, row.tasks))
+    return rows
 
 
 # -------------------------------------------------------------------------------------- differences
@@ -472,21 +507,24 @@ def differences(episodes: Sequence[EpisodeRow]) -> list[Difference]:
     There is one in success, if the env reports it, one in the return, and one in each figure of the
     env. Players are compared only if both finished at least one common task.
     """
+    # 1. What is common to all players
     complete = [episode for episode in with_all_figures(episodes) if not episode.is_aborted]
     clusters = task_clusters(complete)
     no_success = levels_without_success(complete)
-    ranges = {RETURN: (-math.inf, math.inf), **figure_ranges(complete), SUCCESS: (0.0, 1.0)}
+    ranges = {
+        RETURN: (-math.inf, math.inf),
+        **figure_ranges(complete),
+        SUCCESS: (0.0, 1.0),
+    }
     compared = []
-    for level, level_episodes in grouped(complete, lambda episode: episode.level).items():
-        # 1. Each player's means by task, for each figure
-        players = grouped(level_episodes, lambda episode: episode.name)
-        means: dict[str, dict[str, Mapping[str, float]]] = {}
+    for level, level_episodes in by_level(complete).items():
+        # 2. Each player's means by task, for each figure
+        players = grouped(level_episodes, key=lambda episode: episode.name)
+        means = {}
         for name, group in players.items():
-            means[name] = {RETURN: _returns(group), **_figure_means(group)}
-            if level not in no_success:
-                means[name] = {SUCCESS: _successes(group)} | means[name]
+            means[name] = _all_means(group, has_success=level not in no_success)
 
-        # 2. The differences between two players, figure by figure
+        # 3. The differences between two players, figure by figure
         figures = dict.fromkeys(figure for by_figure in means.values() for figure in by_figure)
         for figure in figures:
             names = [name for name in means if figure in means[name]]
@@ -504,6 +542,20 @@ def differences(episodes: Sequence[EpisodeRow]) -> list[Difference]:
                 if pair.tasks:
                     compared.append(_difference(figure, level, first, second, pair))
     return compared
+
+
+def _all_means(
+    episodes: Sequence[EpisodeRow],
+    *,
+    has_success: bool,
+) -> dict[str, Mapping[str, float]]:
+    """The means by task of a player's success, if the env reports it, return, and figures."""
+    means: dict[str, Mapping[str, float]] = {}
+    if has_success:
+        means[SUCCESS] = _successes(episodes)
+    means[RETURN] = _returns(episodes)
+    figures = _figure_means(episodes)
+    return means | figures
 
 
 def _difference(
@@ -536,32 +588,40 @@ def differences_over_seeds(parts: Sequence[Sequence[EpisodeRow]]) -> list[Differ
     interval is extended to contain the t interval over the differences of the seeds. p is then the
     larger of the two tests.
     """
+    # 1. The differences over all seeds
     episodes = [episode for part in parts for episode in part]
     compared = differences(episodes)
     if len(parts) < 2:
         return compared
 
-    # 1. The differences of each seed, in which two players may be in the other order
+    # 2. Those of each seed, in which two players may be in the other order
     seed_gaps: dict[Comparison, list[float]] = {}
     for part in parts:
         for gap in differences(part):
-            key = (gap.figure, gap.level, gap.first, gap.second)
-            mirrored = (gap.figure, gap.level, gap.second, gap.first)
-            seed_gaps.setdefault(key, []).append(gap.difference)
-            seed_gaps.setdefault(mirrored, []).append(-gap.difference)
+            gaps = seed_gaps.setdefault(_comparison(gap), [])
+            gaps.append(gap.difference)
+            mirrored_gaps = seed_gaps.setdefault(_comparison(gap, mirrored=True), [])
+            mirrored_gaps.append(-gap.difference)
 
-    # 2. The differences over all seeds, extended by them
+    # 3. Each interval, extended by them
     ranges = {**figure_ranges(episodes), SUCCESS: (0.0, 1.0)}
     extended = []
     for gap in compared:
-        gaps = seed_gaps.get((gap.figure, gap.level, gap.first, gap.second), [])
+        gaps = seed_gaps.get(_comparison(gap), [])
         if len(gaps) > 1:
             limit = math.inf
             if gap.figure in ranges and is_share(ranges[gap.figure]):
                 limit = 1.0
             estimate = Estimate(gap.difference, gap.low, gap.high)
             estimate = _extended(estimate, gaps, -limit, limit)
-            p = max(gap.p, mean_p([[value] for value in gaps]))
-            gap = replace(gap, low=estimate.low, high=estimate.high, p=p)
+            p = mean_p([[value] for value in gaps])
+            gap = replace(gap, low=estimate.low, high=estimate.high, p=max(gap.p, p))
         extended.append(gap)
     return extended
+
+
+def _comparison(gap: Difference, *, mirrored: bool = False) -> Comparison:
+    """What is compared. mirrored: with the players in the other order."""
+    if mirrored:
+        return gap.figure, gap.level, gap.second, gap.first
+    return gap.figure, gap.level, gap.first, gap.second
