@@ -63,7 +63,9 @@ class MemoryQuestion:
     question: str
     """The text of the question."""
     answers: Annotated[
-        tuple[Text, ...], BeforeValidator(_alternatives), Field(alias="answer", min_length=1)
+        tuple[Text, ...],
+        BeforeValidator(_alternatives),
+        Field(alias="answer", min_length=1),
     ]
     """The right answers: alternatives, or parts of one answer, depending on `kind`."""
     kind: Annotated[str, AfterValidator(_check_kind)] = "contain"
@@ -83,7 +85,7 @@ def score(question: MemoryQuestion, answer: str) -> float:
     Reasoning before `</think>` does not count. An answer whose reasoning does not end is empty.
     """
     # 1. The answer without its reasoning
-    answer = answer.split("</think>")[-1].strip()
+    answer = _after_reasoning(answer)
     if "<think>" in answer:
         answer = ""
 
@@ -94,6 +96,12 @@ def score(question: MemoryQuestion, answer: str) -> float:
             return 0.0
     rule = RULES[question.kind]
     return float(rule(question, answer))
+
+
+def _after_reasoning(answer: str) -> str:
+    """`answer` from the last `</think>`."""
+    parts = answer.split("</think>")
+    return parts[-1].strip()
 
 
 def scores(
@@ -108,11 +116,13 @@ def scores(
     """
     # 1. Score by rules, and collect what is for the judge
     results: list[float] = []
-    claims: dict[int, Claim] = {}
-    for number, (question, answer) in enumerate(zip(questions, answers, strict=True)):
+    claims: list[Claim] = []
+    claim_numbers: list[int] = []
+    for question, answer in zip(questions, answers, strict=True):
         if judge is not None and question.kind == RUBRIC:
-            answer = answer.split("</think>")[-1].strip()
-            claims[number] = Claim(question.question, "; ".join(question.answers), answer)
+            right = "; ".join(question.answers)
+            claims.append(Claim(question.question, right, _after_reasoning(answer)))
+            claim_numbers.append(len(results))
             results.append(0.0)
         else:
             results.append(score(question, answer))
@@ -121,11 +131,11 @@ def scores(
 
     # 2. Add the judge's verdicts
     def merge(verdicts: list[bool]) -> list[float]:
-        for number, verdict in zip(claims, verdicts, strict=True):
+        for number, verdict in zip(claim_numbers, verdicts, strict=True):
             results[number] = float(verdict)
         return results
 
-    return followed(judge.verdicts(list(claims.values())), merge)
+    return followed(judge.verdicts(claims), merge)
 
 
 def plain(text: str) -> str:
@@ -153,7 +163,8 @@ def _without_quotes(text: str) -> str:
 def _squad_text(text: str) -> str:
     """`text` in lower case, without articles and punctuation: SQuAD's normalisation."""
     letters = text.lower().translate(PUNCTUATION)
-    return " ".join(ARTICLES.sub(" ", letters).split())
+    words = ARTICLES.sub(" ", letters).split()
+    return " ".join(words)
 
 
 def _normal(question: MemoryQuestion, answer: str) -> bool:
@@ -161,21 +172,24 @@ def _normal(question: MemoryQuestion, answer: str) -> bool:
     text = _squad_text(answer)
     for right in question.answers:
         short = _squad_text(right)
-        is_right = short in text
+        if short and short in text:
+            return True
         # Nothing is left of a right answer such as "A", and nothing is in every text
-        if not short:
-            is_right = _contains(plain(answer), plain(right))
-        if is_right:
+        if not short and _contains(plain(answer), plain(right)):
             return True
     return False
 
 
 def _keywords(question: MemoryQuestion, answer: str) -> float:
     """The rule `keywords`, see `RULES`."""
+    # 1. The parts between semicolons or commas
     parts = []
     for right in question.answers:
-        parts += [part.strip() for part in re.split(r"[;,]", plain(right))]
-    parts = [part for part in parts if part]
+        for part in re.split(r"[;,]", plain(right)):
+            if part.strip():
+                parts.append(part.strip())
+
+    # 2. The share of them in the answer
     text = plain(answer)
     matches = sum(_contains(text, part) for part in parts)
     return matches / max(1, len(parts))
@@ -188,23 +202,33 @@ def _boxed_text(answer: str) -> str:
     return text.strip()
 
 
+def _unquoted(text: str) -> str:
+    """`text` without quotation marks around it."""
+    return text.strip("\"'").strip()
+
+
 def _label(question: MemoryQuestion, answer: str) -> bool:
     """The rule `label`, see `RULES`."""
-    label = _boxed_text(answer).strip("\"'").strip()
-    labels = [right.strip("\"'").strip() for right in question.answers]
+    label = _unquoted(_boxed_text(answer))
+    labels = map(_unquoted, question.answers)
     return label.isdecimal() and label in labels
 
 
 def _rouge(question: MemoryQuestion, answer: str) -> float:
     """The rule `rouge`, see `RULES`."""
+    # 1. The answer, and the part of it that is meant
+    short, _, _ = answer.partition("\n")
     match = ANSWER.search(answer)
-    first_line = answer.partition("\n")[0]
-    short = (match[1] if match else first_line).strip()
+    if match:
+        short = match[1]
+
+    # 2. The better of both, for the best of the right answers
     best = 0.0
     for right in question.answers:
-        for text in (answer, short):
+        for text in (answer, short.strip()):
             result = rouge_scorer().score(right, text)
-            best = max(best, float(result["rougeL"].fmeasure))
+            f1 = float(result["rougeL"].fmeasure)
+            best = max(best, f1)
     return best
 
 
@@ -230,9 +254,9 @@ def _recommend(question: MemoryQuestion, answer: str) -> float:
     items = []
     for line in listing.split("\n"):
         name = re.sub(r"\([^()]*\)", "", line.strip())
-        item = " ".join(NUMBERED.sub("", name).split())
-        if item:
-            items.append(item)
+        words = NUMBERED.sub("", name).split()
+        if words:
+            items.append(" ".join(words))
     items = items[:FIRST_ITEMS]
 
     # 3. The share of the right titles that are among them
@@ -256,15 +280,18 @@ def nearest(name: str, titles: Sequence[str]) -> str:
     'Toy Story'
     """
     # 1. The letters of all titles
+    count = len(titles)
     lower_titles = [title.lower() for title in titles]
     lengths_T = np.array(list(map(len, lower_titles)))
-    letters_TL = np.array(lower_titles).view(np.int32).reshape(len(titles), -1)
+    letters_TL = np.array(lower_titles).view(np.int32).reshape(count, -1)
+    longest = letters_TL.shape[1]
 
     # 2. The distances from the first letters of `name` to the first letters of each title
-    steps = np.arange(letters_TL.shape[1] + 1, dtype=np.int32)
-    row_TL = np.broadcast_to(steps, (len(titles), len(steps)))
+    steps = np.arange(longest + 1, dtype=np.int32)
+    row_TL = np.broadcast_to(steps, (count, longest + 1))
     for number, letter in enumerate(name.lower(), 1):
-        replacement_TL = row_TL[:, :-1] + (letters_TL != ord(letter))
+        differs_TL = letters_TL != ord(letter)
+        replacement_TL = row_TL[:, :-1] + differs_TL
         deletion_TL = row_TL[:, 1:] + 1
         next_TL = np.empty_like(row_TL)
         next_TL[:, 0] = number
@@ -273,7 +300,7 @@ def nearest(name: str, titles: Sequence[str]) -> str:
         row_TL = np.minimum.accumulate(next_TL - steps, axis=1) + steps
 
     # 3. The distances to the whole titles
-    distances_T = row_TL[np.arange(len(titles)), lengths_T]
+    distances_T = row_TL[np.arange(count), lengths_T]
     return titles[int(np.argmin(distances_T))]
 
 
@@ -303,15 +330,19 @@ def _contain(question: MemoryQuestion, answer: str) -> bool:
 
 def _boxed(question: MemoryQuestion, answer: str) -> bool:
     """The rule `boxed`, see `RULES`."""
-    return _boxed_text(answer) in {right.strip() for right in question.answers}
+    alternatives = map(str.strip, question.answers)
+    return _boxed_text(answer) in alternatives
 
 
 def _exact(question: MemoryQuestion, answer: str) -> bool:
     """The rule `exact`, see `RULES`."""
-    return _without_quotes(answer) in map(_without_quotes, question.answers)
+    alternatives = map(_without_quotes, question.answers)
+    return _without_quotes(answer) in alternatives
 
 
-RULES: dict[str, Callable[[MemoryQuestion, str], float]] = {
+Rule = Callable[[MemoryQuestion, str], float]
+"""The score of an answer."""
+RULES: dict[str, Rule] = {
     # one of the alternatives, as whole words
     "contain": _contain,
     # equal to one of the alternatives
