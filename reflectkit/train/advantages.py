@@ -78,15 +78,19 @@ def leave_one_out(
     members = _members(groups)
     result = []
     for row, group in zip(returns, groups, strict=True):
+        # 1. The episodes of the group
         group_rows = [returns[index] for index in members[group]]
         other_count = len(group_rows) - 1
         if other_count == 0:
             result.append([0.0] * len(row))
             continue
+
+        # 2. Each step less the mean of the others
         advantages = []
         for step, value in enumerate(row):
-            total = math.fsum(other[step] for other in group_rows if step < len(other))
-            advantages.append(value - (total - value) / other_count)
+            values = [other[step] for other in group_rows if step < len(other)]
+            other_total = math.fsum(values) - value
+            advantages.append(value - other_total / other_count)
         result.append(advantages)
     return result
 
@@ -98,7 +102,8 @@ def lone(groups: Sequence[Hashable]) -> frozenset[Hashable]:
     frozenset({'b'})
     """
     sizes = Counter(groups)
-    return frozenset(group for group, size in sizes.items() if size == 1)
+    single = [group for group, size in sizes.items() if size == 1]
+    return frozenset(single)
 
 
 def group_relative(
@@ -130,7 +135,8 @@ def group_relative(
         mean = math.fsum(values) / len(values)
         divisor = 1.0
         if scale:
-            divisor = math.sqrt(_squares(values, mean) / (len(values) - 1))
+            variance = _squares(values, mean) / (len(values) - 1)
+            divisor = math.sqrt(variance)
         for index in indices:
             advantages[index] = (scores[index] - mean) / divisor
     return advantages, frozenset(flat)
@@ -287,7 +293,9 @@ def within_groups(
     if compared == "episode":
         episode_returns = [row[0] if row else 0.0 for row in returns]
         relative, flat = group_relative(episode_returns, groups, rollouts.normalize)
-        advantages = [[value] * len(row) for value, row in zip(relative, returns, strict=True)]
+        advantages = []
+        for value, row in zip(relative, returns, strict=True):
+            advantages.append([value] * len(row))
     else:
         scores = returns
         if compared == "own":
@@ -305,11 +313,12 @@ def within_groups(
                 choices = tuple(sorted(turn.observation.choices))  # their order may be shuffled
                 states.append((group, turn.observation.text, choices))
         by_state, _ = _steps_relative(returns, states, rollouts.normalize)
-        pairs = list(zip(advantages, by_state, strict=True))
-        advantages = [_sums(row, state_row, state_weight) for row, state_row in pairs]
+        for number, row in enumerate(by_state):
+            advantages[number] = _sums(advantages[number], row, state_weight)
 
         # A group of which this comparison teaches something is not flat
-        flat -= {group for group, row in zip(groups, advantages, strict=True) if any(row)}
+        useful = {group for group, row in zip(groups, advantages, strict=True) if any(row)}
+        flat -= useful
 
     # 3. An episode that is left alone in its group has nothing to be compared with
     single = lone(groups)
@@ -345,4 +354,5 @@ def _own_rewards(trajectory: Trajectory) -> list[float]:
     if not rewards:
         return []
     shared_reward = trajectory.turns[-1].info.get("shared_reward", 0.0)
-    return [*(reward + shared_reward for reward in rewards[:-1]), rewards[-1]]
+    earlier = [reward + shared_reward for reward in rewards[:-1]]
+    return [*earlier, rewards[-1]]

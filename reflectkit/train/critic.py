@@ -47,10 +47,8 @@ class Critic(nn.Module):
     ) -> None:
         super().__init__()
         is_adapter = hasattr(player.model, "peft_config") or player.quantize != "none"
-        mistake = (
-            "--critic-trunk separate trains a full copy of the trunk, but the policy is an"
-            " adapter; use detached"
-        )
+        copies = "--critic-trunk separate trains a full copy of the trunk"
+        mistake = f"{copies}, but the policy is an adapter; use detached"
         refuse(trunk == "separate" and is_adapter, mistake)
         self.trunk = trunk
         self.pad_id = player.pad_id
@@ -64,7 +62,8 @@ class Critic(nn.Module):
         if head == "mlp":
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed % 2**63)
-                self.head = nn.Sequential(nn.Linear(width, width), nn.Tanh(), last)
+                first = nn.Linear(width, width)
+            self.head = nn.Sequential(first, nn.Tanh(), last)
 
         # 2. The scale of its output, which is saved with its weights
         self.register_buffer("mean", torch.zeros(()))
@@ -74,10 +73,15 @@ class Critic(nn.Module):
         # 3. A trunk of its own
         self.own_trunk = None
         if trunk == "separate":
-            self.own_trunk = copy.deepcopy(trunk_of(player.model)).requires_grad_(True)
+            self.own_trunk = copy.deepcopy(trunk_of(player.model))
+            self.own_trunk.requires_grad_(True)
         self.to(next(player.model.parameters()).device)
 
-    def forward(self, hidden_ND: torch.Tensor, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+    def forward(
+        self,
+        hidden_ND: torch.Tensor,
+        prompts: Sequence[Sequence[int]],
+    ) -> torch.Tensor:
         """values_N, in units of reward, for N prompts whose last hidden states are hidden_ND."""
         # 1. Hidden states: of its own trunk, or the policy's, with or without gradients
         if self.own_trunk is not None:
@@ -87,16 +91,18 @@ class Critic(nn.Module):
 
         # 2. Values
         dtype = next(self.head.parameters()).dtype
-        outputs_N: torch.Tensor = self.head(hidden_ND.to(dtype)).squeeze(-1)
-        return self.mean + self.deviation * outputs_N
+        outputs_N1: torch.Tensor = self.head(hidden_ND.to(dtype))
+        return self.mean + self.deviation * outputs_N1.squeeze(-1)
 
     def set_scale(self, returns: Sequence[float]) -> None:
         """Take the mean and the standard deviation of `returns`, in units of reward.
 
         Nothing changes if the returns are all equal, or the scale was set before.
         """
-        differ = len(returns) > 0 and max(returns) - min(returns) > SPREAD
-        if differ and not self.knows_returns:
+        if self.knows_returns or not returns:
+            return
+        spread = max(returns) - min(returns)
+        if spread > SPREAD:
             self.mean.fill_(fmean(returns))
             self.deviation.fill_(deviation(returns))
             self.knows_returns.fill_(True)
@@ -113,7 +119,8 @@ class Critic(nn.Module):
         device = next(trunk.parameters()).device
         input_ids_NT = right_pad(prompts, self.pad_id, device)
         hidden_NTD = trunk(input_ids=input_ids_NT, use_cache=False).last_hidden_state
+        ends = [len(prompt) - 1 for prompt in prompts]
+        end_N = torch.tensor(ends, device=device)
         prompt_N = torch.arange(len(prompts), device=device)
-        end_N = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
         hidden_ND: torch.Tensor = hidden_NTD[prompt_N, end_N]
         return hidden_ND

@@ -30,11 +30,17 @@ class ConversationFact:
 
     def is_about(self, text: str) -> bool:
         """Whether `text` contains all words of the key."""
-        return set(content_words(self.key)) <= set(content_words(text))
+        return _contains_words(text, self.key)
 
     def says(self, text: str) -> bool:
         """Whether `text` contains all words of the fact."""
-        return bool(self.text) and set(content_words(self.text)) <= set(content_words(text))
+        return bool(self.text) and _contains_words(text, self.text)
+
+
+def _contains_words(text: str, part: str) -> bool:
+    """Whether `text` contains all content words of `part`."""
+    words = content_words(part)
+    return set(words).issubset(content_words(text))
 
 
 @dataclass
@@ -60,7 +66,8 @@ class ValidFacts:
 
     def lost(self, before: str, after: str) -> bool:
         """Whether `after` lacks a valid fact that `before` states."""
-        return any(fact.says(before) and not fact.says(after) for fact in self.facts.values())
+        facts_before = [fact for fact in self.facts.values() if fact.says(before)]
+        return not all(fact.says(after) for fact in facts_before)
 
     def stale(self, text: str, chunk: str) -> bool:
         """Whether `text` states no valid fact. Then it is correct to remove it.
@@ -140,24 +147,23 @@ def _is_correct(
 
     # 3. A text that adds a new fact, in the right memory
     words = content_words(text)
-    old_words = content_words(removed_text)
-    chunk_words = content_words(chunk)
-    source_words = {*old_words, *chunk_words}
+    old_words = set(content_words(removed_text))
+    chunk_words = set(content_words(chunk))
+    source_words = old_words | chunk_words
     new_facts = [fact for fact in facts if valid.facts.get(fact.key) == fact]
-    adds_fact = any(
-        fact.kind == kind and fact.says(text) and not fact.says(removed_text) for fact in new_facts
-    )
-    if adds_fact:
+    facts_of_kind = [fact for fact in new_facts if fact.kind == kind]
+    if any(fact.says(text) and not fact.says(removed_text) for fact in facts_of_kind):
         for fact in new_facts:
             source_words.update(content_words(fact.text))
 
     # 4. Or one that is about none of the chunk's facts, and adds words of the chunk
     else:
         is_misplaced = any(fact.is_about(text) for fact in facts)
-        added_words = set(words) & set(chunk_words) - set(old_words)
-        if is_misplaced or not added_words:
+        new_words = chunk_words - old_words
+        if is_misplaced or new_words.isdisjoint(words):
             return False
 
     # 5. It must be faithful to its sources
-    faithful_words = sum(word in source_words for word in words)
-    return faithful_words / max(1, len(words)) >= FAITHFUL
+    faithful_count = sum(word in source_words for word in words)
+    share = faithful_count / max(1, len(words))
+    return share >= FAITHFUL

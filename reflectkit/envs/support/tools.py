@@ -31,14 +31,14 @@ class RefusedCallError(ValueError):
     """A call that cannot be done; the message is for the agent."""
 
 
-_EFFECTS: dict[str, Callable[..., Any]] = {}
+Effect = Callable[..., Any]
+"""What a tool does: a function of the ledger and the call's arguments."""
+_EFFECTS: dict[str, Effect] = {}
 _SPECS: list[ToolSpec] = []
 
 
-def _tool(**arguments: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a tool of a function of the ledger and the call's arguments; the agent reads its
-    docstring.
-    """
+def _tool(**arguments: Any) -> Callable[[Effect], Effect]:
+    """Make a tool of a function. The agent reads its docstring. arguments: their JSON schemas."""
     schema = {
         "type": "object",
         "properties": arguments,
@@ -46,9 +46,10 @@ def _tool(**arguments: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]
         "additionalProperties": False,
     }
 
-    def register(effect: Callable[..., Any]) -> Callable[..., Any]:
-        _EFFECTS[effect.__name__] = effect
-        _SPECS.append(ToolSpec(effect.__name__, effect.__doc__ or "", schema))
+    def register(effect: Effect) -> Effect:
+        name = effect.__name__
+        _EFFECTS[name] = effect
+        _SPECS.append(ToolSpec(name, effect.__doc__ or "", schema))
         return effect
 
     return register
@@ -66,7 +67,9 @@ def execute(ledger: Ledger, call: ToolCall) -> tuple[bool, str]:
         result = _EFFECTS[call.name](ledger, **call.arguments)
     except RefusedCallError as error:
         return False, f"Error: {error}"
-    return True, result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+    if not isinstance(result, str):
+        result = json.dumps(result, ensure_ascii=False)
+    return True, result
 
 
 @_tool(email=STRING)
@@ -94,7 +97,9 @@ def get_customer(ledger: Ledger, customer: str) -> Record:
     """A customer's address, payment methods and orders."""
     record = _record(ledger, "customers", customer)
     # A payment method's number tells the user nothing
-    payments = {payment: ledger.of("payments", payment)["kind"] for payment in record["payments"]}
+    payments = {}
+    for payment in record["payments"]:
+        payments[payment] = ledger.of("payments", payment)["kind"]
     return {
         "name": record["name"],
         "address": record["address"],
@@ -107,16 +112,17 @@ def get_customer(ledger: Ledger, customer: str) -> Record:
 def get_order(ledger: Ledger, order: str) -> Record:
     """The state of an order, its items and payment."""
     record = _record(ledger, "orders", order)
-    view = {"customer": record["customer"], "status": record["status"]}
-    # Only a delivered order has these two
+    names = ["customer", "status"]
     if record["status"] == DELIVERED:
-        view["days_since_delivery"] = record["days_since_delivery"]
-        view["late_days"] = record["late_days"]
-    view["items"] = {item: ledger.of("items", item)["name"] for item in record["items"]}
-    view |= {"paid": record["paid"], "payment": record["payment"], "address": record["address"]}
+        names += ["days_since_delivery", "late_days"]
+    names += ["items", "paid", "payment", "address"]
     if record["returned"]:
-        view["returned"] = record["returned"]
-    return view | {"exchanged": record["exchanged"]}
+        names.append("returned")
+    names.append("exchanged")
+    view = {name: record[name] for name in names}
+    # The agent reads the names of items, too
+    view["items"] = {item: ledger.of("items", item)["name"] for item in record["items"]}
+    return view
 
 
 @_tool(product=STRING)
@@ -146,16 +152,18 @@ def list_products(ledger: Ledger) -> list[str]:
 def cancel_order(ledger: Ledger, order: str, reason: str) -> Record:
     """Cancel a pending order."""
     record = _in_state(ledger, order, PENDING)
-    ledger.change("orders", order, status=CANCELLED, reason=reason, refunded=record["paid"])
-    return {"status": CANCELLED, "refunded": record["paid"]}
+    paid = record["paid"]
+    ledger.change("orders", order, status=CANCELLED, reason=reason, refunded=paid)
+    return {"status": CANCELLED, "refunded": paid}
 
 
 @_tool(order=STRING, address=STRING)
 def change_address(ledger: Ledger, order: str, address: str) -> Record:
     """Change the address of a pending order."""
     _in_state(ledger, order, PENDING)
-    ledger.change("orders", order, address=_text(address))
-    return {"address": _text(address)}
+    text = _text(address)
+    ledger.change("orders", order, address=text)
+    return {"address": text}
 
 
 @_tool(order=STRING, payment=STRING)
@@ -178,14 +186,21 @@ def swap_item(ledger: Ledger, order: str, item: str, new_item: str) -> Record:
 @_tool(order=STRING, item=STRING, payment=STRING)
 def return_item(ledger: Ledger, order: str, item: str, payment: str) -> Record:
     """Take back an item of a delivered order."""
+    # 1. What is allowed
     record = _in_state(ledger, order, DELIVERED)
     price = _item_of(ledger, record, item)["price"]
     _check_payment(ledger, record, payment)
-    returned = [*record["returned"], [item, payment]]
+
+    # 2. The order after it
     items = list(record["items"])
     items.remove(item)
-    refunded = euros(record["refunded"] + price)
-    ledger.change("orders", order, items=items, returned=returned, refunded=refunded)
+    ledger.change(
+        "orders",
+        order,
+        items=items,
+        returned=[*record["returned"], [item, payment]],
+        refunded=euros(record["refunded"] + price),
+    )
     return {"refunded": price, "payment": payment}
 
 
@@ -207,8 +222,9 @@ def exchange_item(
 def move_customer(ledger: Ledger, customer: str, address: str) -> Record:
     """Change a customer's own address."""
     _record(ledger, "customers", customer)
-    ledger.change("customers", customer, address=_text(address))
-    return {"address": _text(address)}
+    text = _text(address)
+    ledger.change("customers", customer, address=text)
+    return {"address": text}
 
 
 @_tool(order=STRING)
@@ -238,6 +254,7 @@ READING = tuple(tool.name for tool in TOOLS[:6])
 
 
 def _record(ledger: Ledger, table: str, name: str) -> Record:
+    """The record called `name`."""
     try:
         return ledger.of(table, name)
     except KeyError:
@@ -245,6 +262,7 @@ def _record(ledger: Ledger, table: str, name: str) -> Record:
 
 
 def _in_state(ledger: Ledger, order: str, state: str) -> Record:
+    """The record of an order in this state."""
     record = _record(ledger, "orders", order)
     if record["status"] != state:
         raise RefusedCallError(f"order {order} is {record['status']}, not {state}")
@@ -252,11 +270,15 @@ def _in_state(ledger: Ledger, order: str, state: str) -> Record:
 
 
 def _check_payment(ledger: Ledger, order: Record, payment: str) -> None:
-    if _record(ledger, "payments", payment)["customer"] != order["customer"]:
-        raise RefusedCallError(f"payment {payment} does not belong to customer {order['customer']}")
+    """Refuse a payment method of another customer."""
+    customer = order["customer"]
+    record = _record(ledger, "payments", payment)
+    if record["customer"] != customer:
+        raise RefusedCallError(f"payment {payment} does not belong to customer {customer}")
 
 
 def _item_of(ledger: Ledger, order: Record, item: str) -> Record:
+    """The record of an item of the order."""
     if item not in order["items"]:
         raise RefusedCallError(f"the order has no item {item[:80]}")
     return ledger.of("items", item)
@@ -270,18 +292,21 @@ def _replace(
     new_item: str,
 ) -> float:
     """Put `new_item` in the place of `item`, and return what the order now costs."""
-    # The new item need not be of the same product: that is the policy's matter
-    old, new = _item_of(ledger, record, item), _record(ledger, "items", new_item)
-    # Stock and prices are those of this episode
+    # 1. The items. The new one need not be of the same product: that is the policy's matter
+    old = _item_of(ledger, record, item)
+    new = _record(ledger, "items", new_item)
     if new["stock"] < 1:
         raise RefusedCallError(f"item {new_item} is sold out")
-    items = list(record["items"])
-    items[items.index(item)] = new_item
-    # The old item goes back on the shelf
     total = euros(record["paid"] - old["price"] + new["price"])
-    # The shelf, and then the order
+
+    # 2. The shelf, to which the old one goes back
     ledger.change("items", item, stock=old["stock"] + 1)
     ledger.change("items", new_item, stock=new["stock"] - 1)
+
+    # 3. The order
+    items = list(record["items"])
+    place = items.index(item)
+    items[place] = new_item
     ledger.change("orders", order, items=items, paid=total)
     return total
 
