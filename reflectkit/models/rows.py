@@ -479,7 +479,8 @@ def plan_tree(
     plan = Plan(rows)
     lengths = list(prefixes) or [0] * len(rows)
 
-    # 1. A trie of the tokens that are read, in which a node's owner is the row that reads its token
+    # 1. A trie of the tokens, in which a node's owner is the row that reads its token; None for a
+    #    token of a known prefix, which no row reads
     below: list[dict[int, int]] = [{}]
     owner: list[int | None] = [None]
     level_of: dict[int, int] = {}
@@ -507,11 +508,11 @@ def plan_tree(
             start, parent = lengths[row], None
         plan.chunks[row] = Chunk(row, start, parent)
         level_of[row] = 0 if parent is None else level_of[parent] + 1
-        for token in tokens[place:]:
+        for number, token in enumerate(tokens[place:], place):
             below[node][token] = len(below)
             node = len(below)
             below.append({})
-            owner.append(row)
+            owner.append(row if number >= start else None)
         if at_ends:
             owner[node] = row
 

@@ -247,6 +247,21 @@ def test_conversations_go_on_as_if_read_afresh(make: Any) -> None:
     assert len({tuple(row.token_ids) for row in rows}) > 4
 
 
+@pytest.mark.parametrize("make", [gpt2, lfm2, llama, qwen])
+@pytest.mark.parametrize("cut", [0, 5])
+def test_a_prompt_in_the_cache_is_no_part_of_a_longer_one_in_the_batch(make: Any, cut: int) -> None:
+    """An episode begins while another one of its group is at a later turn, so that both prompts begin alike and what
+    they share is in the cache, all of the shorter one or more.
+    """
+    model, kept, draw = made(make), PrefixCache(), random.Random(5)
+    story = [draw.randrange(4, WORDS) for _ in range(LONG + 60)]
+    written(model, [story[: LONG + 30]], kept)
+    batch = [story[: LONG + 30 - cut], story]
+    rows = written(model, batch, kept)
+    check_same(rows, written(model, batch), 1e-3 if make is qwen else 1e-5)
+    assert rows[0].token_ids != rows[1].token_ids
+
+
 @pytest.mark.parametrize("make", [gpt2, lfm2])
 def test_only_new_tokens_are_read(make: Any) -> None:
     model, kept, draw = made(make), PrefixCache(), random.Random(1)
