@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -252,27 +253,11 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None, prompt: 
     """The model card: description, origin, metrics, settings and use. facts: of the checkpoint.
     base: of an adapter. prompt: an example.
     """
-    # 1. What the model reads and answers
-    role, run_dir, target = (
-        facts.get("role") or "chat",
-        config.policy.parent,
-        json.dumps(str(config.out_dir)),
-    )
+    # 1. What the model is
+    role = facts.get("role") or "chat"
+    run_dir, target = config.policy.parent, json.dumps(str(config.out_dir))
     origin, reflector = base or facts.get("model"), facts.get("reflector")
-    chooses = (
-        role == "reflection" or facts.get("acts") == "choice" or facts.get("answer") in ANSWERED
-    )
-    if facts.get("role") and not chooses:  # earlier versions did not record it
-        with contextlib.suppress(ReflectkitError):
-            chooses = env_class(str(facts.get("env"))).acts == "choice"
-    if chooses:
-        listed, answer = ANSWERED.get(facts.get("answer", ""), ANSWERED["label"])
-        kind = "typed" if facts.get(QUESTIONS) else role
-        reads = READS.get(kind, READS["policy"]).format(listed=listed, answer=answer)
-    else:
-        form = "" if role == "chat" else " as plain text, without a chat template"
-        comments = ", with comments" if reflector else ""
-        reads = f"what the environment shows{form}{comments}; it answers with text or tool calls"
+    chooses = _chooses(facts)
 
     # 2. The header that the hub reads
     header: dict[str, Any] = {
@@ -286,25 +271,13 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None, prompt: 
         header["base_model"] = origin
 
     # 3. Where it comes from, and its figures
-    made_from = [
-        f"- checkpoint: `{config.policy}`",
-        f"- base: `{origin}`{', its LoRA adapter merged' if base else ''}"
-        if origin
-        else "- base: the weights that training began with",
-    ]
+    base_text = "the weights that training began with"
+    if origin:
+        base_text = f"`{origin}`{', its LoRA adapter merged' if base else ''}"
+    made_from = [f"- checkpoint: `{config.policy}`", f"- base: {base_text}"]
     if reflector:
         made_from.append(f"- comments by: `{reflector}`")
-    recorded = _recorded(run_dir / "report.json", "figures")
-    metrics = {name: each for name, each in recorded.items() if not isinstance(each, dict)}
-    held_out = recorded.get("held_out")
-    for when, numbers in held_out.items() if isinstance(held_out, dict) else ():
-        for name in ("success", "return") if when != "random" and isinstance(numbers, dict) else ():
-            metrics |= (
-                {f"{name} {when} training, most likely actions": numbers[name]}
-                if name in numbers
-                else {}
-            )
-    figures = figures_table("", "value", metrics).rows
+    figures = figures_table("", "value", _metrics(run_dir)).rows
 
     # 4. How it is loaded: a policy with its reflector, if it reads comments
     players = target
@@ -318,7 +291,7 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None, prompt: 
         role=role,
         env=facts.get("env", "unknown"),
         version=VERSION,
-        reads=reads,
+        reads=_reads(facts, chooses=chooses),
         prompt=prompt and EXAMPLE.format(prompt=prompt),
         made_from="\n".join(made_from),
         figures="\n".join(f"| {name} | {value} |" for name, value in figures),
@@ -327,6 +300,48 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None, prompt: 
         choices=', choices=["one action", "another"]' if chooses else "",
         folder=target,
     )
+
+
+def _chooses(facts: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint with these facts chooses among actions, or comments on such choices."""
+    role = facts.get("role")
+    if role == "reflection" or facts.get("acts") == "choice" or facts.get("answer") in ANSWERED:
+        return True
+    if role:  # earlier versions did not record it
+        with contextlib.suppress(ReflectkitError):
+            return env_class(str(facts.get("env"))).acts == "choice"
+    return False
+
+
+def _reads(facts: Mapping[str, Any], *, chooses: bool) -> str:
+    """What the model reads, and how it answers."""
+    role = facts.get("role") or "chat"
+    if chooses:
+        kind = "typed" if facts.get(QUESTIONS) else role
+        listed, answer = ANSWERED.get(facts.get("answer", ""), ANSWERED["label"])
+        return READS.get(kind, READS["policy"]).format(listed=listed, answer=answer)
+    form = "" if role == "chat" else " as plain text, without a chat template"
+    comments = ", with comments" if facts.get("reflector") else ""
+    return f"what the environment shows{form}{comments}; it answers with text or tool calls"
+
+
+def _metrics(run_dir: Path) -> dict[str, Any]:
+    """The figures in the report of a run, also those of held-out problems before and after training."""
+    # 1. Single numbers
+    recorded = _recorded(run_dir / "report.json", "figures")
+    metrics = {name: value for name, value in recorded.items() if not isinstance(value, dict)}
+
+    # 2. Held-out problems
+    held_out = recorded.get("held_out")
+    if not isinstance(held_out, dict):
+        return metrics
+    for when, numbers in held_out.items():
+        if when == "random" or not isinstance(numbers, dict):
+            continue
+        for name in ("success", "return"):
+            if name in numbers:
+                metrics[f"{name} {when} training, most likely actions"] = numbers[name]
+    return metrics
 
 
 EXAMPLE = """

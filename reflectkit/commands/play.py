@@ -338,9 +338,9 @@ def run(config: PlayConfig, progress: Progress) -> Report:
         from reflectkit.evals.estimate import estimate, planned_calls
 
         commented = player if player.api_models else replace(player, reflector=commentator)
-        calls = [
-            planned_calls(commented, config.players, task.level, [task], 1) for task in problems
-        ]
+        calls = []
+        for task in problems:
+            calls.append(planned_calls(commented, config.players, task.level, [task], 1))
         return estimate("play", setup, config.chat, calls, progress, config.run.seed)
 
     # 4. What to know before it begins
@@ -367,9 +367,8 @@ def run(config: PlayConfig, progress: Progress) -> Report:
         trajectories: list[Trajectory] = []
         for number, task in enumerate(problems):
             progress.news(f"{env.name}, level {task.level}, task {task.id}")
-            fresh = setup.make(setup.horizon_at(task.level))
-            episode = Episode(task, derive(config.run.seed, "play", task.id, number))
-            (trajectory,) = rollout([episode], lambda fresh=fresh: fresh, narrator)  # type: ignore[misc]
+            seed = derive(config.run.seed, "play", task.id, number)
+            trajectory = _play(Episode(task, seed), setup, narrator)
             if person is not None and not person.has_answered and not progress.attended:
                 raise ConfigError(NOBODY)
             narrator.tell_end(trajectory)
@@ -381,27 +380,41 @@ def run(config: PlayConfig, progress: Progress) -> Report:
 
         # 6. The report
         if len(trajectories) > 1:
-            rows = [
-                (one.task.id, _outcome(one), f"{one.total_return:.3g}", str(len(one.turns)))
-                for one in trajectories
-            ]
-            current.tables.append(
-                Table(f"Episodes of {name}", ("task", "outcome", "return", "steps"), tuple(rows))
-            )
-        successes = {}
-        if reports_success(
-            (trajectory.status, trajectory.reported_success) for trajectory in trajectories
-        ):
-            successes = {"successes": sum(trajectory.success for trajectory in trajectories)}
-        figures: dict[str, Any] = {
-            "episodes": len(trajectories),
-            **successes,
-            "steps": sum(len(trajectory.turns) for trajectory in trajectories),
-            "return": sum(trajectory.total_return for trajectory in trajectories)
-            / len(trajectories),
-        }
+            current.tables.append(_table(name, trajectories))
+        figures = _figures(trajectories)
         players.report(progress)
-        return current.finish(figures | ({"asked": players.usage} if players.usage else {}), [path])
+        if players.usage:
+            figures["asked"] = players.usage
+        return current.finish(figures, [path])
+
+
+def _play(episode: Episode, setup: EnvSetup, agent: Agent) -> Trajectory:
+    """One episode, in an env of its level."""
+    env = setup.make(setup.horizon_at(episode.task.level))
+    (trajectory,) = rollout([episode], lambda: env, agent)
+    return trajectory
+
+
+def _table(name: str, trajectories: Sequence[Trajectory]) -> Table:
+    """The outcome of each episode of player `name`."""
+    rows = []
+    for trajectory in trajectories:
+        steps = len(trajectory.turns)
+        total_return = f"{trajectory.total_return:.3g}"
+        rows.append((trajectory.task.id, _outcome(trajectory), total_return, str(steps)))
+    return Table(f"Episodes of {name}", ("task", "outcome", "return", "steps"), tuple(rows))
+
+
+def _figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """Figures of all episodes: successes, if they are reported, steps and the mean return."""
+    figures: dict[str, Any] = {"episodes": len(trajectories)}
+    outcomes = [(trajectory.status, trajectory.reported_success) for trajectory in trajectories]
+    if reports_success(outcomes):
+        figures["successes"] = sum(trajectory.success for trajectory in trajectories)
+    total_return = sum(trajectory.total_return for trajectory in trajectories)
+    figures["steps"] = sum(len(trajectory.turns) for trajectory in trajectories)
+    figures["return"] = total_return / len(trajectories)
+    return figures
 
 
 def _problems(config: PlayConfig) -> tuple[Path | None, Sequence[Task]]:

@@ -116,7 +116,6 @@ def load_player(
         refuse_service(folder)
     base_name = base_of(folder)
     fetching = hub_options(base_name or source)
-    from transformers import AutoModelForCausalLM
 
     # 2. How to load it
     dtype = dtype or facts.get("dtype", "float32")
@@ -125,47 +124,26 @@ def load_player(
     tokenizer = load_tokenizer(source)
     config_of(base_name or source)
     place = pick_device(device)
-    kind = getattr(torch, dtype)
-    options: dict[str, Any] = {"dtype": kind, "use_safetensors": True, "trust_remote_code": False}
+    options = _loading_options(dtype, quantize, place)
     if fetching:
         options |= fetching | {"adapter_kwargs": dict(fetching)}
-    if quantize != "none":
-        from transformers import BitsAndBytesConfig
 
-        nf4: dict[str, Any] = {}
-        if quantize == "4bit":
-            nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": kind}
-        bits = BitsAndBytesConfig(**{f"load_in_{quantize}": True}, **nf4)
-        options |= {"quantization_config": bits, "device_map": {"": place}}
     # 3. An adapter on its base, or a whole model; no tensor may be missing
     try:
         if base_name is not None:
-            from peft import PeftModel
-
-            base, report = AutoModelForCausalLM.from_pretrained(
-                base_name, output_loading_info=True, **options
-            )
-            _refuse_missing(base_name, report["missing_keys"])
-            _resize_embeddings(base, folder)
-            model: Any = PeftModel.from_pretrained(base, name, is_trainable=True)
-            model.peft_config[POLICY_ADAPTER].base_model_name_or_path = base_name
-            _refuse_missing_adapter(model, folder)
+            base, _ = _whole_model(base_name, options)
+            model = _adapter_on(base, base_name, folder)
         else:
-            model, report = AutoModelForCausalLM.from_pretrained(
-                name, output_loading_info=True, **options
-            )
-            _refuse_missing(name, report["missing_keys"])
-            extra = report["unexpected_keys"]
-            if extra and (folder / ROLE_FILE).is_file():  # written by save_player
-                what = (
-                    f"config.json has no place for {len(extra)} of the saved tensors, e.g."
-                    f" {min(extra)}"
-                )
-                raise CheckpointError(f"{name}: {what}; restore the file")
+            model, unexpected_names = _whole_model(name, options)
+            if unexpected_names and (folder / ROLE_FILE).is_file():  # written by save_player
+                count, first = len(unexpected_names), min(unexpected_names)
+                fault = f"config.json has no place for {count} of the saved tensors, e.g. {first}"
+                raise CheckpointError(f"{name}: {fault}; restore the file")
     except CheckpointError:
         raise
     except Exception as error:  # truncated, not safetensors, of another shape, …
         raise unusable(name, "cannot load the model", error) from None
+
     # 4. Its device
     if quantize == "none":
         model.to(place)
@@ -177,6 +155,45 @@ def load_player(
     return LoadedModel(
         model, tokenizer, facts.get("role"), dtype, quantize, answer=facts.get("answer", "")
     )
+
+
+def _loading_options(dtype: str, quantize: str, place: torch.device) -> dict[str, Any]:
+    """Options of transformers for a model. dtype, quantize: see `load_player`. place: its device."""
+    kind = getattr(torch, dtype)
+    options: dict[str, Any] = {"dtype": kind, "use_safetensors": True, "trust_remote_code": False}
+    if quantize == "none":
+        return options
+    from transformers import BitsAndBytesConfig
+
+    nf4: dict[str, Any] = {}
+    if quantize == "4bit":
+        nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": kind}
+    bits = BitsAndBytesConfig(**{f"load_in_{quantize}": True}, **nf4)
+    return options | {"quantization_config": bits, "device_map": {"": place}}
+
+
+def _whole_model(name: str, options: Mapping[str, Any]) -> tuple[Any, Collection[str]]:
+    """(the model `name`, names of tensors that it has no place for). Raises CheckpointError if some
+    are missing.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model, report = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
+    _refuse_missing(name, report["missing_keys"])
+    return model, report["unexpected_keys"]
+
+
+def _adapter_on(base: Any, base_name: str, folder: Path) -> Any:
+    """The adapter in `folder` on the model `base`, called `base_name`. Raises CheckpointError if
+    tensors are missing.
+    """
+    from peft import PeftModel
+
+    _resize_embeddings(base, folder)
+    model = PeftModel.from_pretrained(base, str(folder), is_trainable=True)
+    model.peft_config[POLICY_ADAPTER].base_model_name_or_path = base_name
+    _refuse_missing_adapter(model, folder)
+    return model
 
 
 def refuse_service(folder: Path) -> None:

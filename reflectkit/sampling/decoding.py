@@ -267,69 +267,96 @@ def decode(
     wait. prefix_cache: KV cache of earlier prompts with the same weights; the new ones reuse it,
     and long ones are added.
     """
-    limits = (
-        [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    # 1. What writes tokens, and what reads them
+    limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
+    writer = _Writer(
+        texts=[GeneratedText() for _ in prompts],
+        limits=limits,
+        stop_ids=stop_ids,
+        temperature=temperature,
+        truncation=truncation,
+        seeds=seeds,
     )
-    generated = [GeneratedText() for _ in prompts]
-    pays = max(map(len, prompts), default=0) >= LONG and continues_prefixes(model)
-    reader = _Reader(model, pad_id, (prefix_cache or PrefixCache()) if pays else None)
-
-    def pick(rows: _Rows, logits_BV: torch.Tensor) -> None:
-        """Add a token to each open row and close those that it ends; closed rows keep their
-        position.
-        """
-        # The tokens, drawn or likeliest
-        logprobs_BV = torch.log_softmax(logits_BV.float() / (temperature or 1.0), dim=-1)
-        if temperature > 0:
-            if truncation:
-                logprobs_BV = truncated_rows(logprobs_BV, truncation)
-            draws = [0.0] * len(rows.places)
-            for row in rows.open:
-                place = rows.places[row]
-                draws[row] = uniform(seeds[place], "token", len(generated[place].token_ids))
-            rows.last_B1 = sample_tokens(logprobs_BV, draws)[:, None]
-        else:
-            rows.last_B1 = logprobs_BV.argmax(dim=-1, keepdim=True)
-        # Positions move on in open rows alone: a full context has no position after its last
-        moved = torch.tensor(rows.open, device=logprobs_BV.device)
-        rows.positions_B1 = rows.positions_B1.index_add(
-            0, moved, torch.ones_like(rows.last_B1[: len(rows.open)])
-        )
-        tokens, logprobs = (
-            rows.last_B1[:, 0].tolist(),
-            logprobs_BV.gather(1, rows.last_B1)[:, 0].tolist(),
-        )
-        # What is written, and which rows end
-        still_open = []
-        for row in rows.open:
-            place = rows.places[row]
-            generated[place].token_ids.append(tokens[row])
-            generated[place].logprobs.append(logprobs[row])
-            if tokens[row] not in stop_ids and len(generated[place].token_ids) < limits[place]:
-                still_open.append(row)
-        rows.open = still_open
+    longest = max(map(len, prompts), default=0)
+    if longest < LONG or not continues_prefixes(model):
+        prefix_cache = None
+    elif prefix_cache is None:
+        prefix_cache = PrefixCache()
+    reader = _Reader(model, pad_id, prefix_cache)
 
     # 2. Rounds: drop rows, read new prompts, or write one more token of each row
     waiting = deque(index for index, limit in enumerate(limits) if limit > 0)
     rows: _Rows | None = None
     while rows is not None or waiting:
-        if (
-            rows is not None
-            and rows.movable
-            and CLEAR_AT * (len(rows.places) - len(rows.open)) >= len(rows.places)
-        ):
+        if rows is not None and rows.movable and rows.are_mostly_closed:
             rows.drop_closed()
         if rows is not None and not rows.open:
             rows = None
-        elif waiting and (rows is None or (rows.movable and len(rows.places) < width)):
-            count = width - (0 if rows is None else len(rows.places))
-            places = [waiting.popleft() for _ in range(min(count, len(waiting)))]
+            continue
+        row_count = 0 if rows is None else len(rows.places)
+        has_room = rows is None or (rows.movable and row_count < width)
+        if waiting and has_room:
+            count = min(width - row_count, len(waiting))
+            places = [waiting.popleft() for _ in range(count)]
             new, logits_BV = reader.read(places, [prompts[place] for place in places])
-            pick(new, logits_BV)
+            writer.write(new, logits_BV)
             rows = new if rows is None else rows.joined_by(new)
         elif rows is not None:
-            pick(rows, reader.step(rows))
-    return generated
+            writer.write(rows, reader.step(rows))
+    return writer.texts
+
+
+@dataclass
+class _Writer:
+    """Adds tokens to texts. Its fields are the arguments of `decode`."""
+
+    texts: list[GeneratedText]
+    limits: Sequence[int]
+    stop_ids: frozenset[int]
+    temperature: float
+    truncation: Truncation
+    seeds: Sequence[int]
+
+    def write(self, rows: _Rows, logits_BV: torch.Tensor) -> None:
+        """Add a token to each open row and close those that it ends; closed rows keep their
+        position.
+        """
+        # 1. The tokens, drawn or likeliest
+        logprobs_BV = torch.log_softmax(logits_BV.float() / (self.temperature or 1.0), dim=-1)
+        if self.temperature > 0:
+            if self.truncation:
+                logprobs_BV = truncated_rows(logprobs_BV, self.truncation)
+            rows.last_B1 = sample_tokens(logprobs_BV, self._draws(rows))[:, None]
+        else:
+            rows.last_B1 = logprobs_BV.argmax(dim=-1, keepdim=True)
+
+        # 2. Positions move on in open rows alone: a full context has no position after its last
+        open_rows = torch.tensor(rows.open, device=logprobs_BV.device)
+        steps = torch.ones_like(rows.last_B1[: len(rows.open)])
+        rows.positions_B1 = rows.positions_B1.index_add(0, open_rows, steps)
+
+        # 3. What is written, and which rows end
+        tokens = rows.last_B1[:, 0].tolist()
+        logprobs = logprobs_BV.gather(1, rows.last_B1)[:, 0].tolist()
+        still_open = []
+        for row in rows.open:
+            place = rows.places[row]
+            text = self.texts[place]
+            text.token_ids.append(tokens[row])
+            text.logprobs.append(logprobs[row])
+            has_room = len(text.token_ids) < self.limits[place]
+            if has_room and tokens[row] not in self.stop_ids:
+                still_open.append(row)
+        rows.open = still_open
+
+    def _draws(self, rows: _Rows) -> list[float]:
+        """A number from 0 to 1 for each row, by its seed; 0 for a closed one."""
+        draws = [0.0] * len(rows.places)
+        for row in rows.open:
+            place = rows.places[row]
+            number = len(self.texts[place].token_ids)
+            draws[row] = uniform(self.seeds[place], "token", number)
+        return draws
 
 
 @dataclass
@@ -351,6 +378,12 @@ class _Rows:
     movable: bool
     """Whether rows can leave the cache and join it."""
 
+    @property
+    def are_mostly_closed(self) -> bool:
+        """Whether enough rows are finished to drop them."""
+        closed_count = len(self.places) - len(self.open)
+        return CLEAR_AT * closed_count >= len(self.places)
+
     def drop_closed(self) -> None:
         """Drop finished rows, and columns that are padding in all the others."""
         if not self.open:
@@ -367,7 +400,12 @@ class _Rows:
 
     def joined_by(self, others: _Rows) -> _Rows:
         """These rows with `others` appended."""
-        count, columns = len(self.places), max(self.mask_BT.shape[1], others.mask_BT.shape[1])
+        count = len(self.places)
+        columns = max(self.mask_BT.shape[1], others.mask_BT.shape[1])
+        masks = []
+        for rows in (self, others):
+            missing = columns - rows.mask_BT.shape[1]
+            masks.append(pad(rows.mask_BT, (missing, 0)))
         join_rows(self.cache, others.cache)
         return _Rows(
             places=self.places + others.places,
@@ -375,9 +413,7 @@ class _Rows:
             cache=self.cache,
             last_B1=torch.cat([self.last_B1, others.last_B1]),
             positions_B1=torch.cat([self.positions_B1, others.positions_B1]),
-            mask_BT=torch.cat(
-                [pad(rows.mask_BT, (columns - rows.mask_BT.shape[1], 0)) for rows in (self, others)]
-            ),
+            mask_BT=torch.cat(masks),
             movable=self.movable,
         )
 

@@ -5,7 +5,7 @@ player's.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -81,18 +81,12 @@ def table(
     # 1. The outcomes of episodes that were not aborted, and what is measured
     outcomes = read_json(folder / OUTCOMES)
     rows: dict[str, list[dict[str, Any]]] = {}
-    every_row: list[dict[str, Any]] = []
     for name, player_rows in outcomes.items():
         rows[name] = [row for row in player_rows if row["status"] != Status.ABORTED]
-        every_row += rows[name]
-    measures = ["success"]
-    if not reports_success((row["status"], row["success"]) for row in every_row):
-        measures = ["return"]
-    elif any(row["return"] != row["success"] for row in every_row):
-        measures = ["success", "return"]
+    measures = _measures([row for player_rows in rows.values() for row in player_rows])
     clusters = {task.id: cluster_of(env, task) for task in level.tasks}
 
-    # 2. Its means by player, with intervals
+    # 2. The means of each player, with intervals
     labels = {
         RANDOM: "random player",
         BEFORE: "before training",
@@ -106,25 +100,22 @@ def table(
         problems = len({row["task"] for row in rows[name]})
         figures[name] = {"problems": problems}
         texts = []
-        for measure_name in measures:
+        for figure in measures:
             # The mean and its interval
-            by_task = {row["task"]: float(row[measure_name] or 0) for row in rows[name]}
-            grouped = by_cluster(by_task, clusters)
-            mean = fmean(value for cluster in grouped for value in cluster)
-            is_rate = measure_name == "success"
-            low, high = rate_interval(grouped) if is_rate else mean_interval(grouped)
+            by_task = {row["task"]: float(row[figure] or 0) for row in rows[name]}
+            groups = by_cluster(by_task, clusters)
+            mean = fmean(value for group in groups for value in group)
+            low, high = rate_interval(groups) if figure == "success" else mean_interval(groups)
 
             # As text
-            form = "{:.0%}" if is_rate else "{:.3g}"
             interval = ""
-            if len(grouped) > 1 and low < high:
-                interval = f"{form.format(low)} to {form.format(high)}"
-            texts.append(form.format(mean).replace("%", " %"))
-            texts.append(interval.replace("%", " %"))
+            if len(groups) > 1 and low < high:
+                interval = f"{_text(low, figure)} to {_text(high, figure)}"
+            texts += [_text(mean, figure), interval]
 
             # As figures
-            figures[name][measure_name] = mean
-            prefix = "" if measure_name == measures[0] else "return_"
+            figures[name][figure] = mean
+            prefix = "" if figure == measures[0] else "return_"
             if math.isfinite(low):
                 figures[name][f"{prefix}low"] = low
                 figures[name][f"{prefix}high"] = high
@@ -139,6 +130,22 @@ def table(
         columns += [name, "95 % interval"]
     title = f"{which}, most likely actions ({source})"
     return Table(title, ("player", *columns, "problems"), tuple(cells)), figures
+
+
+def _measures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is measured of these episodes: success, the return, or both; see `table`."""
+    if not reports_success((row["status"], row["success"]) for row in rows):
+        return ["return"]
+    if any(row["return"] != row["success"] for row in rows):
+        return ["success", "return"]
+    return ["success"]
+
+
+def _text(value: float, figure: str) -> str:
+    """A success rate in percent, or a return."""
+    if figure == "success":
+        return f"{value:.0%}".replace("%", " %")
+    return f"{value:.3g}"
 
 
 def shortfall(figures: Mapping[str, Any]) -> str:

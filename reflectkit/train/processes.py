@@ -175,75 +175,108 @@ def launch(
     run: of the stage; it finds what they have finished. Raises ReflectkitError: the error of a
     process, or that it was killed.
     """
-    start_time, count = time.time(), config.processes
-    values = {name: as_plain(value) for name, value in flat(config).items()} | {"processes": 1}
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
-        # 1. A free port, the settings as a file, and the environment of the processes
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-        free.close()
+    start_time = time.time()
+    with tempfile.TemporaryDirectory() as folder:
+        # 1. The settings as a file
+        values = {name: as_plain(value) for name, value in flat(config).items()}
+        values["processes"] = 1
         settings = Path(folder, "settings.yaml")
         settings.write_text(
             json.dumps({name: value for name, value in values.items() if value is not None})
         )
-        environment = {
-            **os.environ,
-            LAUNCHED: "1",
-            "WORLD_SIZE": str(count),
-            "LOCAL_WORLD_SIZE": str(count),
-        }
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        environment |= {
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            "PYTHONSAFEPATH": "1",
-        }
 
-        # 2. Start them, and wait until all have ended; the others have PATIENCE_S once one failed
-        processes: list[subprocess.Popen[bytes]] = []
-        codes: dict[int, int] = {}
-        ends = math.inf
-        try:
-            for rank in range(count):
-                with Path(folder, str(rank)).open("wb") as log:
-                    process = subprocess.Popen(
-                        [sys.executable, "-m", "reflectkit", stage, "--config", str(settings)],
-                        env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                        stdin=subprocess.PIPE,
-                        # Ctrl-C in a terminal is for this process, which passes it on
-                        start_new_session=True,
-                        stdout=subprocess.DEVNULL if rank else None,
-                        stderr=log,
-                    )
-                processes.append(process)
-            try:
-                while len(codes) < count and time.monotonic() < ends:
-                    for rank, process in enumerate(processes):
-                        if rank not in codes and (code := process.poll()) is not None:
-                            codes[rank] = code
-                            ends = min(ends, time.monotonic() + PATIENCE_S) if code else ends
-                    time.sleep(0.05)
-            except KeyboardInterrupt:
-                for process in processes:
-                    process.terminate()
-                # Until the present update is saved; Ctrl-C again stops at once
-                for process in processes:
-                    process.wait()
-                raise
-        finally:
-            for process in processes:
-                process.kill()
-                process.communicate()
+        # 2. The processes, until all have ended
+        command = [sys.executable, "-m", "reflectkit", stage, "--config", str(settings)]
+        logs = [Path(folder, str(rank)) for rank in range(config.processes)]
+        codes = _run_all(command, logs)
 
-        # 3. The error of one that failed, or the report that the first one wrote
-        failed = [
-            _failure(f"{stage}: process {rank}", code, Path(folder, str(rank)))
-            for rank, code in codes.items()
-            if code
-        ]
-    if failed:
-        raise next((error for error in failed if isinstance(error, ReflectkitError)), failed[0])
+        # 3. The errors of those that failed
+        failures = []
+        for rank, code in codes.items():
+            if code:
+                failures.append(_failure(f"{stage}: process {rank}", code, logs[rank]))
+    for failure in failures:
+        if isinstance(failure, ReflectkitError):
+            raise failure
+    if failures:
+        raise failures[0]
+
+    # 4. The report that the first one wrote
     report = run(with_values(config, processes=1, force=False), Quiet())
-    return replace(report, skipped=(report.folder / "report.json").stat().st_mtime < start_time)
+    is_older = (report.folder / "report.json").stat().st_mtime < start_time
+    return replace(report, skipped=is_older)
+
+
+def _run_all(command: Sequence[str], logs: Sequence[Path]) -> dict[int, int]:
+    """Run `command` in a process for each of `logs`, to which it writes its standard error. Returns
+    the exit codes by rank, in the order in which they ended.
+
+    Once one has failed, the others have PATIENCE_S, and have no code if they go on.
+    """
+    environment = _environment(len(logs))
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        # 1. Start them
+        for rank, log in enumerate(logs):
+            with log.open("wb") as errors:
+                process = subprocess.Popen(
+                    command,
+                    env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdin=subprocess.PIPE,
+                    # Ctrl-C in a terminal is for this process, which passes it on
+                    start_new_session=True,
+                    stdout=subprocess.DEVNULL if rank else None,
+                    stderr=errors,
+                )
+            processes.append(process)
+
+        # 2. Wait for them. After Ctrl-C, until the present update is saved; Ctrl-C again stops at
+        #    once
+        try:
+            return _wait(processes)
+        except KeyboardInterrupt:
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.wait()
+            raise
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def _environment(count: int) -> dict[str, str]:
+    """The environment of `count` processes that find each other at a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    return {
+        **os.environ,
+        LAUNCHED: "1",
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        "PYTHONSAFEPATH": "1",
+    }
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> dict[int, int]:
+    """The exit codes by rank, in the order in which the processes ended; see `_run_all`."""
+    codes: dict[int, int] = {}
+    deadline = math.inf
+    while len(codes) < len(processes) and time.monotonic() < deadline:
+        for rank, process in enumerate(processes):
+            code = process.poll()
+            if code is None or rank in codes:
+                continue
+            codes[rank] = code
+            if code:
+                deadline = min(deadline, time.monotonic() + PATIENCE_S)
+        time.sleep(0.05)
+    return codes
 
 
 def _failure(
