@@ -558,42 +558,69 @@ def open_run(
     another process holds the run, or a run with another identity has its name.
     """
     use_threads(config.run.threads)
-
-    # 1. The run, locked for this process
     digests = {str(path): digest(path) for path in inputs}
     identity = Identity(stage, identifying(config), digests, limits)
-    while True:
-        existing = None if config.run.force or again else find_run(config.run, identity)
-        with contextlib.ExitStack() as stack:
-            if existing is None:
-                folder = new_folder(config.run, identity, again, stack)
-            else:
-                folder = existing
-                try:
-                    stack.enter_context(locked(folder))
-                except FileNotFoundError:
-                    continue  # a failed run has just removed it
-                record = read_record(folder)
-                if not (identity.fits(record) or identity.extends(folder, record)):
-                    continue  # another process has just replaced it
 
-            # 2. Whether it has ended
-            sweep(folder)
-            report = _finished(stage, folder)
-            is_same = existing is None or identity.fits(record)
-            if report is not None and not is_same:
-                # With other limits: whether it has done as much as is asked for
-                has_enough = report.figures["steps"] >= identity.settings[STEPS]
-                report = report if has_enough else None
-            if report is None:
-                (folder / "report.json").unlink(missing_ok=True)
-                _continue(folder, identity)
-            try:
-                yield Run(stage, folder, report, tuple(read_record(folder).get(EARLIER, ())))
-            except BaseException:
-                _remove_if_unused(folder)
-                raise
-            return
+    with contextlib.ExitStack() as holding:
+        # 1. Its folder, locked for this process
+        folder = _locked_folder(config.run, identity, again, holding)
+        sweep(folder)
+
+        # 2. The report of a finished run; any other goes on, and gets a new report
+        report = _sufficient_report(folder, identity)
+        if report is None:
+            (folder / "report.json").unlink(missing_ok=True)
+            _continue(folder, identity)
+
+        # 3. The body
+        earlier_steps = tuple(read_record(folder).get(EARLIER, ()))
+        try:
+            yield Run(stage, folder, report, earlier_steps)
+        except BaseException:
+            _remove_if_unused(folder)
+            raise
+
+
+def _locked_folder(
+    run: RunConfig, identity: Identity, again: bool, holding: contextlib.ExitStack
+) -> Path:
+    """The folder of an earlier run with this identity, or a new one; `holding` keeps its lock.
+
+    again: always a new one.
+    """
+    while True:
+        earlier = None if run.force or again else find_run(run, identity)
+        if earlier is None:
+            return new_folder(run, identity, again, holding)
+        if _lock_earlier(earlier, identity, holding):
+            return earlier
+
+
+def _lock_earlier(folder: Path, identity: Identity, holding: contextlib.ExitStack) -> bool:
+    """Lock `folder`, in which a run with this identity was found, for as long as `holding` says.
+
+    False, without a lock, if another process has removed or replaced the run meanwhile.
+    """
+    with contextlib.ExitStack() as attempt:
+        try:
+            attempt.enter_context(locked(folder))
+        except FileNotFoundError:
+            return False
+        record = read_record(folder)
+        if not (identity.fits(record) or identity.extends(folder, record)):
+            return False
+        holding.push(attempt.pop_all())
+        return True
+
+
+def _sufficient_report(folder: Path, identity: Identity) -> Report | None:
+    """The report of the run in `folder`, if it has finished and done as much as is asked for."""
+    report = _finished(identity.stage, folder)
+    if report is None or identity.fits(read_record(folder)):
+        return report
+    # Its limits are others
+    has_enough = report.figures["steps"] >= identity.settings[STEPS]
+    return report if has_enough else None
 
 
 def _remove_if_unused(folder: Path) -> None:
