@@ -10,17 +10,14 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from reflectkit.chat.config import key_of
 from reflectkit.commands import Traits
 from reflectkit.console import Progress, Quiet, Report
 from reflectkit.errors import memory_explained
-from reflectkit.models.checkpoint_metadata import check_model_folder
 from reflectkit.text import pluralize
 from reflectkit.train.processes import check_launch, launch, shared_run, start_processes
-from reflectkit.train.resolve import resolve, resolve_problems
+from reflectkit.train.resolve import prepare, resolve
 from reflectkit.train.rl_config import LIMITS
 from reflectkit.train.rl_config import RLConfig as RLConfig
-from reflectkit.train.settings import require_trackers
 
 EXAMPLES = (
     "reflectkit rlft --env corridor --model tiny",
@@ -63,20 +60,12 @@ def run(config: RLConfig, progress: Progress) -> Report:
         return launch("rlft", config, run)
 
     # 1. Resolve: mistakes are told before torch is imported
-    require_trackers(config.checkpoints.report_to)
-    for model in (config.policy.start, config.reflector.load_dir):
-        if model is not None:
-            model.require()
-    if config.resume_from is not None:
-        check_model_folder(config.resume_from)
-    problems = resolve_problems(config, progress)
+    problems = prepare(config, progress)
     progress.news(f"rlft ({config.algo.name}): loading torch")
     from reflectkit.train import build, loop, report
 
-    if config.chat_reflector is not None:
-        if config.chat.dry_run:
-            return report.cost_of_comments(problems, config.chat_reflector, progress)
-        key_of(config.chat_reflector)
+    if config.chat_reflector is not None and config.chat.dry_run:
+        return report.cost_of_comments(problems, config.chat_reflector, progress)
     processes = start_processes("rlft", config.policy.device, config.run.threads)
     progress = progress if processes.first else Quiet()
     rl_run = resolve(problems, processes, progress)
@@ -86,24 +75,22 @@ def run(config: RLConfig, progress: Progress) -> Report:
     with shared_run("rlft", rl_run.config, list(rl_run.inputs), processes, LIMITS) as current:
         if current.done:
             return _finished(current.done, config.max_steps, progress)
-        if overlap := rl_run.problems.overlap:
-            progress.news(overlap)
-        if disturbance := rl_run.problems.disturbance:
-            progress.news(disturbance)
-        with build.chat_comments(rl_run, current.folder, progress) as chat:
+        for note in rl_run.problems.notes:
+            progress.news(note)
+        with (
             # 2. Build
-            trainer = build.resumed_trainer(rl_run, current, processes, progress, chat)
+            build.chat_comments(rl_run, current.folder, progress) as chat,
+            closing(build.resumed_trainer(rl_run, current, processes, progress, chat)) as trainer,
+        ):
             resumed = f", from update {trainer.step + 1}" if trainer.step else ""
             progress.news(
                 f"rlft ({config.algo.name}): {problems.summary} → {current.folder}{resumed}"
             )
             # 3. The loop of updates
-            with closing(trainer):
-                fit = loop.fit(
-                    rl_run, trainer, current.folder, loop.default_callbacks(rl_run, chat), progress
-                )
+            callbacks = loop.default_callbacks(rl_run, chat)
+            state = loop.fit(rl_run, trainer, current.folder, callbacks, progress)
         # 4. Report
-        return report.report(fit, current, chat, is_held_out=not overlap)
+        return report.report(state, current, chat)
 
 
 def _finished(report: Report, max_steps: int, progress: Progress) -> Report:

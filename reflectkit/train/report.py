@@ -23,7 +23,7 @@ from reflectkit.runs.run import Run, checkpoints
 from reflectkit.train import held_out
 from reflectkit.train.loop import Fit
 from reflectkit.train.resolve import RLProblems, RLRun
-from reflectkit.train.rl_config import RLConfig
+from reflectkit.train.rl_config import WITHOUT_SFT, RLConfig
 from reflectkit.types import NAMED
 
 
@@ -31,13 +31,10 @@ def report(
     fit: Fit,
     current: Run,
     chat: ChatReflector | None,
-    *,
-    is_held_out: bool,
 ) -> Report:
     """The report of a run that has ended; the first process writes it.
 
-    chat: the chat model that commented, if one did. is_held_out: whether the held-out problems are
-    no training problems.
+    chat: the chat model that commented, if one did.
     """
     run, trainer, is_first = fit.run, fit.trainer, fit.trainer.processes.first
 
@@ -56,6 +53,7 @@ def report(
     level = run.problems.held_out
     if level is not None and is_first:
         env, source = run.config.env.name, run.config.problems.source("validate")
+        is_held_out = not run.problems.overlap
         table, outcomes = held_out.table(
             current.folder, level, env, trainer.step, source, is_held_out=is_held_out
         )
@@ -131,8 +129,9 @@ def advice(config: RLConfig, returns: Sequence[float]) -> str:
     options = []
     # What helped most often comes first
     chooses = config.env.offers_choices
-    if config.policy.model and chooses and config.algo.name != "ppo":
-        options.append(f"--algo ppo instead of {config.algo.name}")
+    best = WITHOUT_SFT["algo"]
+    if config.policy.model and chooses and config.algo.name != best:
+        options.append(f"--algo {best} instead of {config.algo.name}")
     if has_risen(returns):
         options.append(f"--max-steps {3 * config.max_steps}, as the return still rises")
     options += ["more --episodes", "demonstrations first"]

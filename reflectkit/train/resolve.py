@@ -10,14 +10,14 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from reflectkit.agents import mismatches
 from reflectkit.agents.player_refs import model_folders
 from reflectkit.agents.scripted import AnyAction
-from reflectkit.chat.config import Endpoint
+from reflectkit.chat.config import Endpoint, key_of
 from reflectkit.config import identifying, with_values
 from reflectkit.console import Progress
 from reflectkit.data.problems import HELD_OUT_SEEDS, Problems, digest_of, draw_problems
@@ -26,7 +26,7 @@ from reflectkit.envs import cluster_of
 from reflectkit.envs.setup import EnvConfig, EnvSetup, chat_settings, not_repeatable
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, refuse
 from reflectkit.eventloop import result_of
-from reflectkit.models.checkpoint_metadata import context_of, load_tokenizer
+from reflectkit.models.checkpoint_metadata import check_model_folder, context_of, load_tokenizer
 from reflectkit.models.labels import choice_ids, prompt_ids
 from reflectkit.models.refs import ModelRef, resolved
 from reflectkit.prompts import PROMPT_VERSION, policy_prompt
@@ -38,6 +38,7 @@ from reflectkit.text import pluralize
 from reflectkit.train.curriculum import Level
 from reflectkit.train.processes import Processes
 from reflectkit.train.rl_config import LIMITS, RLConfig
+from reflectkit.train.settings import require_trackers
 from reflectkit.types import SCORE, Task, Trajectory
 
 PROMPTS_CHECKED = 8
@@ -85,7 +86,7 @@ class RLProblems:
         tasks = [task for task in self.levels[-1].tasks if task.level == hardest]
         return self.config.problems.disturbance(hardest, tasks)
 
-    @property
+    @cached_property
     def overlap(self) -> str:
         """Why the held-out problems are training problems; empty if they are not."""
         problems, env, hardest = self.config.problems, self.config.env.name, self.stages[-1][-1]
@@ -102,6 +103,15 @@ class RLProblems:
                 f"level '{hardest}' of the split: its held-out problems are training problems, too"
             )
         return ""
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know of them before training begins."""
+        return [note for note in (self.overlap, self.disturbance) if note]
+
+    def with_settings(self, **values: Any) -> RLProblems:
+        """These problems, with other settings by flat name."""
+        return replace(self, config=with_values(self.config, **values))
 
 
 @dataclass(frozen=True)
@@ -126,14 +136,38 @@ class RLRun:
     warnings: tuple[str, ...]
 
 
+def prepare(config: RLConfig, progress: Progress) -> RLProblems:
+    """What can be told before torch is imported: whether all that is named is there, and the
+    problems.
+
+    Raises CheckpointError, ConfigError and DataError.
+    """
+    # 1. Trackers, models, and the checkpoint to resume from
+    require_trackers(config.checkpoints.report_to)
+    for model in (config.policy.start, config.reflector.load_dir):
+        if model is not None:
+            model.require()
+    if config.resume_from is not None:
+        check_model_folder(config.resume_from)
+
+    # 2. The problems
+    problems = resolve_problems(config, progress)
+
+    # 3. The key of a chat model that comments, unless it is not asked
+    if config.chat_reflector is not None and not config.chat.dry_run:
+        key_of(config.chat_reflector)
+    return problems
+
+
 def resolve_problems(config: RLConfig, progress: Progress) -> RLProblems:
     """The problems of all levels. Raises ConfigError and DataError."""
     # 1. The levels that have problems
     last_level = config.env.kind.levels[-1]
     names = config.curriculum.levels or (last_level,)
     with_problems = config.problems.levels_with("train", names, progress, "--curriculum")
+    playable = config
     if len(with_problems) < len(names):
-        config = with_values(config, curriculum=tuple(with_problems))
+        playable = with_values(config, curriculum=tuple(with_problems))
     recorded: tuple[Trajectory, ...] = ()
     if config.recorded is not None and config.outcomes is not None:
         episodes, without = read_recorded(config.recorded, config.outcomes, config.env.kind.name)
@@ -145,7 +179,7 @@ def resolve_problems(config: RLConfig, progress: Progress) -> RLProblems:
 
     # 2. Training problems by stage
     problems, setup = config.problems, config.setup
-    stages = tuple(config.curriculum.stages(last_level))
+    stages = tuple(playable.curriculum.stages(last_level))
     few = config.curriculum.few_data or None
     levels = tuple(_training_level(problems, setup, stage, few) for stage in stages)
 
@@ -173,7 +207,7 @@ def resolve_problems(config: RLConfig, progress: Progress) -> RLProblems:
         clusters = [cluster_of(config.env.name, task) for task in validation.tasks]
         places = draw_problems(clusters, config.held_out, config.run.seed)
         held_out = replace(validation, tasks=[validation.tasks[place] for place in places])
-    return RLProblems(config, stages, levels, validation, held_out, recorded)
+    return RLProblems(playable, stages, levels, validation, held_out, recorded)
 
 
 def _training_level(
@@ -227,30 +261,22 @@ def resolve(
     Raises CheckpointError; and ConfigError for settings that do not fit the processes, or prompts
     that the policy's tokenizer or context do not fit.
     """
-    config = problems.config
     several, sharded = processes.count > 1, processes.sharded
-    for applies, mistake in config.contradictions_of_processes(several=several, sharded=sharded):
+    rules = problems.config.contradictions_of_processes(several=several, sharded=sharded)
+    for applies, mistake in rules:
         refuse(applies, mistake)
 
     # 1. The models
-    data_dir = config.run.data_dir
     with processes.first_then_rest():
-        reflector = resolved(config.reflector.load_dir, data_dir, progress, reflects=True)
-        config = with_values(config, reflector=reflector)
-        if config.policy.load_dir is not None:
-            config = with_values(config, policy=config.policy.load_dir.checkpoint(progress))
-        else:
-            config = with_values(
-                config, model=_model_without_sft(replace(problems, config=config), progress).text
-            )
-    policy = config.policy.start
+        placed = _with_models(problems, progress)
+    config = placed.config
+    policy, reflector = config.policy.start, config.reflector.load_dir
 
     # 2. What is read, and what identifies the run
-    problems = replace(problems, config=config)
-    inputs = _input_files(problems)
+    inputs = _input_files(placed)
     train_file = config.problems.file("train")
     settings = identifying(config) | {
-        "problems": digest(train_file) if train_file else digest_of(problems.tasks)
+        "problems": digest(train_file) if train_file else digest_of(placed.tasks)
     }
 
     # 3. What is saved with the policy
@@ -274,7 +300,7 @@ def resolve(
         progress.news(f"warning: {warning}")
     run = RLRun(
         config,
-        problems,
+        placed,
         policy,
         reflector,
         config.chat_reflector,
@@ -285,6 +311,22 @@ def resolve(
     )
     _check_prompts(run)
     return run
+
+
+def _with_models(problems: RLProblems, progress: Progress) -> RLProblems:
+    """`problems`, whose settings name the places of the models instead of runs that have them, or
+    models that are yet to be made.
+    """
+    named = problems.config
+    # 1. The reflector
+    reflector = resolved(named.reflector.load_dir, named.run.data_dir, progress, reflects=True)
+    with_reflector = problems.with_settings(reflector=reflector)
+
+    # 2. The policy
+    if named.policy.load_dir is not None:
+        return with_reflector.with_settings(policy=named.policy.load_dir.checkpoint(progress))
+    model = _model_without_sft(with_reflector, progress)
+    return with_reflector.with_settings(model=model.text)
 
 
 def _model_without_sft(problems: RLProblems, progress: Progress) -> ModelRef:
@@ -325,9 +367,10 @@ def _recorded_model(problems: RLProblems) -> ModelRef | None:
         )
         if not is_tiny or not (model / "config.json").is_file():
             continue
-        same = with_values(config, model=str(model))
-        inputs = {str(path): digest(path) for path in _input_files(replace(problems, config=same))}
-        if Identity("rlft", identifying(same), inputs, LIMITS).fits(record, but_for_limits=True):
+        same = problems.with_settings(model=str(model))
+        inputs = {str(path): digest(path) for path in _input_files(same)}
+        identity = Identity("rlft", identifying(same.config), inputs, LIMITS)
+        if identity.fits(record, but_for_limits=True):
             return ModelRef(str(model))
     return None
 
