@@ -86,6 +86,42 @@ def _offers_choices(values: Mapping[str, Any]) -> bool:
         return False
 
 
+def _is_on_service(values: Mapping[str, Any]) -> bool:
+    """Whether the policy is on a training service with the settings in `values`."""
+    return is_service(str(values.get("engine", LOCAL_ENGINE)))
+
+
+def _defaults_without_sft(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model without SFT learns to choose by. Nothing, if the user has said how it learns, or
+    it is to write.
+
+    values: the settings that are given, by flat name; a `model` is among them.
+    """
+    is_random = values["model"] in TINY
+    on_service = _is_on_service(values)
+
+    # 1. The user wants another algorithm, or PPO where there is no critic, which is refused
+    names_of_grpo = {leaf.name for leaf in leaves(GrpoSettings)}
+    is_other = values.get("algo", "ppo") != "ppo" or not names_of_grpo.isdisjoint(values)
+    is_refused = on_service and "algo" in values
+    if is_other or is_refused:
+        return {}
+
+    # 2. A critic does not see the choices of --answer score, and these defaults are for choices,
+    #    which is all that random weights can learn
+    answer = values.get("answer")
+    writes = not is_random and (answer == "text" or not _offers_choices(values))
+    if answer == SCORE or writes:
+        return {}
+
+    # 3. Random weights explore. A new adapter has nothing to forget
+    defaults = WITHOUT_CRITIC if on_service else WITHOUT_SFT
+    has_adapter = str(values.get("lora_r", 0)) != "0"
+    if is_random:
+        return defaults | EXPLORING
+    return defaults | ({"learning_rate": RATE_FROM_SCRATCH} if has_adapter else {})
+
+
 class PolicyConfig(Config):
     """Policy: the model to train, and how it answers."""
 
@@ -484,56 +520,43 @@ class RLConfig(Config):
     @classmethod
     @override
     def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What learns choices without SFT, unless another algorithm or a setting of GRPO is given;
-        and no entropy bonus for texts on a training service.
-        """
-        on_service = is_service(str(values.get("engine", LOCAL_ENGINE)))
-        writes = on_service and not _offers_choices(values)
-        return cls._implied_algorithm(values, on_service) | (
-            {"entropy_coef": 0.0} if writes else {}
-        )
+        """What learns well from what is given: recorded decisions, a model without SFT, or a critic
+        after SFT. On a training service, texts have no entropy bonus.
 
-    @classmethod
-    def _implied_algorithm(cls, values: Mapping[str, Any], on_service: bool) -> dict[str, Any]:
-        # 1. Recorded decisions, and PPO after SFT
+        These are defaults of several flags at once. Those of one flag are in `_fill_unset`.
+        """
+        # 1. How it learns
+        defaults: dict[str, Any] = {}
         if values.get("recorded"):
-            return ONE_UPDATE
-        if values.get("algo") == "ppo" and not values.get("model"):
-            return AFTER_SFT
-        # 2. A model without SFT learns by PPO, unless the user has chosen otherwise
-        of_grpo = {leaf.name for leaf in leaves(GrpoSettings)}
-        if not values.get("model") or values.get("algo", "ppo") != "ppo" or of_grpo & {*values}:
-            return {}
-        if values.get("answer") == SCORE:  # the critic would not see the choices
-            return {}
-        if on_service and "algo" in values:  # PPO, which is refused
-            return {}
-        if values["model"] in TINY:
-            return (WITHOUT_CRITIC if on_service else WITHOUT_SFT) | EXPLORING
-        if values.get("answer") == "text" or not _offers_choices(values):
-            return {}
-        # 3. A pretrained model that chooses; a new adapter has nothing to forget
-        adapter = str(values.get("lora_r", 0)) != "0"
-        learns = WITHOUT_CRITIC if on_service else WITHOUT_SFT
-        return learns | ({"learning_rate": RATE_FROM_SCRATCH} if adapter else {})
+            defaults = ONE_UPDATE
+        elif values.get("model"):
+            defaults = _defaults_without_sft(values)
+        elif values.get("algo") == "ppo":
+            defaults = AFTER_SFT
+
+        # 2. What a training service cannot do
+        if _is_on_service(values) and not _offers_choices(values):
+            return defaults | {"entropy_coef": 0.0}
+        return defaults
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Settings whose default depends on the model or the environment."""
+    def _fill_unset(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Settings that are None, by whose default the model or the environment decides."""
         optim, policy, env, algo = (
             dict(values.get(name, {})) for name in ("optim", "policy", "env", "algo")
         )
         # 1. Random weights may learn faster
         if optim.get("learning_rate") is None:
-            optim["learning_rate"] = (
-                RATE_FROM_SCRATCH if policy.get("model") in TINY else LEARNING_RATE
-            )
+            is_random = policy.get("model") in TINY
+            optim["learning_rate"] = RATE_FROM_SCRATCH if is_random else LEARNING_RATE
+
         # 2. GRPO compares what the environment says is comparable
         if "name" in env and algo.get("name", "grpo") == "grpo":
-            algo["settings"] = dict(algo.get("settings", {}))
-            if algo["settings"].get("advantages") is None:
-                algo["settings"]["advantages"] = env_class(env["name"]).advantages
+            own = dict(algo.get("settings", {}))
+            if own.get("advantages") is None:
+                own["advantages"] = env_class(env["name"]).advantages
+            algo["settings"] = own
         return values | {"optim": optim, "algo": algo}
 
     @property
