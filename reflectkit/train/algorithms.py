@@ -65,6 +65,10 @@ class Algorithm(Generic[Own]):
     """
     group_size: int = 1
     """Episodes of each problem unless --group-size is given."""
+    learns_from_reward: bool = True
+    """Whether rewards change the policy. Otherwise comments alone do (--distill-comments)."""
+    clips: bool = False
+    """Whether `loss` is `clipped_loss`, which a training service may then compute itself."""
     summary: str = ""
     """A few words for the help of --algo."""
 
@@ -138,6 +142,7 @@ PPO = Algorithm(
     PpoSettings,
     lambda rollouts, settings: with_critic(rollouts, settings.gae_lambda),
     lambda tokens, settings: clipped_loss(tokens),
+    clips=True,
     summary="critic and clipped ratio",
 )
 
@@ -169,6 +174,7 @@ GRPO = Algorithm(
         rollouts, settings.advantages or "episode", settings.step_groups
     ),
     lambda tokens, settings: clipped_loss(tokens),
+    clips=True,
     compares_groups=lambda settings: True,
     group_size=8,
     summary="groups of episodes of the same problem and clipped ratio",
@@ -181,6 +187,8 @@ NONE = Algorithm(
         [[0.0] * len(row) for row in rollouts.returns], rollouts.returns, frozenset(rollouts.groups)
     ),
     lambda tokens, settings: clipped_loss(tokens),
+    clips=True,
+    learns_from_reward=False,
     summary="no rewards: --distill-comments alone",
 )
 
@@ -335,6 +343,16 @@ class AlgorithmConfig(Config):
     def compares_groups(self) -> bool:
         """Whether episodes of the same problem are compared with each other."""
         return algorithm(self.name).compares_groups(self.settings)
+
+    @property
+    def learns_from_reward(self) -> bool:
+        """Whether rewards change the policy."""
+        return algorithm(self.name).learns_from_reward
+
+    @property
+    def clips(self) -> bool:
+        """Whether the loss of a token is `losses.clipped_loss`."""
+        return algorithm(self.name).clips
 
     @property
     def critic(self) -> CriticSettings | None:

@@ -429,7 +429,7 @@ def _service_trainer(
         role=role,
         answer=answer,
         start=start,
-        clips=config.algo.name == "grpo",
+        clips=config.algo.clips,
         meter=meter,
         notify=progress.news,
     )

@@ -671,9 +671,9 @@ class RLConfig(Config):
         if self.distill.weight:
             yield from self._contradictions_of_distillation()
         else:
-            nothing = "--algo none learns from comments alone"
+            nothing = f"--algo {self.algo.name} learns from comments alone"
             fix = "add --distill-comments 1 and --reflector"
-            yield self.algo.name == "none", f"{nothing}; {fix}"
+            yield not self.algo.learns_from_reward, f"{nothing}; {fix}"
         if comments == TEACHER:
             check_teacher(self.env.kind.teacher_type, self.setup.env_name, "comment")
 
@@ -788,9 +788,9 @@ class RLConfig(Config):
                 "needs a frozen reflector; leave out --train-reflector",
             ),
             (
-                joint and self.algo.name == "none",
+                joint and not self.algo.learns_from_reward,
                 f"--distill-joint {joint:g} needs rewards to learn with comments; leave out --algo"
-                " none",
+                f" {self.algo.name}",
             ),
         ]
         for applies, reason in refused:
