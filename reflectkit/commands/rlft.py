@@ -75,8 +75,9 @@ def run(config: RLConfig, progress: Progress) -> Report:
     with shared_run("rlft", rl_run.config, list(rl_run.inputs), processes, LIMITS) as current:
         if current.done:
             return _finished(current.done, config.max_steps, progress)
-        for note in rl_run.problems.notes:
-            progress.news(note)
+        if processes.first:
+            for note in rl_run.problems.notes:
+                progress.news(note)
         with (
             # 2. Build
             build.chat_comments(rl_run, current.folder, progress) as chat,
