@@ -31,9 +31,9 @@ from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.base import SampleOutput, Sampler, SampleRequest
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive
-from reflectkit.train import batch
+from reflectkit.train import training_rows
 from reflectkit.train.algorithms import AlgorithmConfig
-from reflectkit.train.learner import LocalLearner, Settings
+from reflectkit.train.learner import LearnerSettings, LocalLearner
 from reflectkit.types import Sample, Task, Trajectory
 
 PARTS = ("rollout", "update")
@@ -114,7 +114,7 @@ class Ours:
     server: Sampler | None = None
 
     def __post_init__(self) -> None:
-        settings = Settings(0.0, entropy=0.0, clip=0.2, max_grad_norm=0.3, max_tokens=self.max_tokens)
+        settings = LearnerSettings(0.0, entropy=0.0, clip=0.2, max_grad_norm=0.3, max_tokens=self.max_tokens)
         self.learner = LocalLearner(self.policy, settings)
         self.sampler: Sampler = self.server or LocalSampler(self.policy)
         self.agent = TwoPlayerAgent(self.sampler, max_new_tokens=self.max_new_tokens)
@@ -131,7 +131,7 @@ class Ours:
         estimates = AlgorithmConfig.from_flat(algo="reinforce", normalize=False).estimate(played)
         offered = {turn.observation.choices for trajectory in played for turn in trajectory.turns} - {()}
         labels = {choices: self.agent.labels(choices) for choices in offered}
-        return batch.rows(played, estimates.advantages, estimates.returns, labels)
+        return training_rows.rows(played, estimates.advantages, estimates.returns, labels)
 
     def learn(self, played: Sequence[Trajectory]) -> list[Sample]:
         """One update by REINFORCE. Returns its rows."""

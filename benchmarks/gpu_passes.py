@@ -80,14 +80,14 @@ def half_update(bench: Bench, lora_r: int = 0) -> Measured:
     """An update of a model of half a billion parameters in bf16, with a LoRA adapter or of all weights, against bare
     forward and backward passes.
     """
-    from reflectkit.train.learner import LocalLearner, Settings
+    from reflectkit.train.learner import LearnerSettings, LocalLearner
 
     player = _half_billion(bench)
     if lora_r:
         player = with_adapter(player, lora_r, lora_r, bench.seed)
     rows, length, learnt, width, rounds = (4, 24, 4, 2, 1) if bench.fast else (64, 1024, 128, 16, 3)
     samples = _samples(player, rows, length, learnt)
-    learner = LocalLearner(player, Settings(learning_rate=1e-5, minibatch=rows, max_tokens=width * length))
+    learner = LocalLearner(player, LearnerSettings(learning_rate=1e-5, minibatch=rows, max_tokens=width * length))
     clock = Clock()
     for number in range(rounds + 1):
         with clock.measure("update"):

@@ -31,9 +31,9 @@ from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.decoding import decode, position_ids
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive
-from reflectkit.train import batch
+from reflectkit.train import training_rows
 from reflectkit.train.algorithms import AlgorithmConfig
-from reflectkit.train.learner import LocalLearner, Settings
+from reflectkit.train.learner import LearnerSettings, LocalLearner
 from reflectkit.train.microbatch import packed, units
 from reflectkit.types import Decision, Observation, Sample, Task, Trajectory
 
@@ -109,7 +109,7 @@ def measure(
     policy = player(size, tasks, make, seed, device)
     reflector = player(size, tasks, make, seed + 1, device)
     clock, tokens, played = Clock(), dict.fromkeys(COUNTED, 0), 0
-    learner = LocalLearner(policy, Settings(learning_rate=0.0, minibatch=BATCH))
+    learner = LocalLearner(policy, LearnerSettings(learning_rate=0.0, minibatch=BATCH))
     for number in range(rounds + 1):  # the first one warms up
         chosen = [tasks[(number * episodes + index) % len(tasks)] for index in range(episodes)]
         plays = [Episode(task, derive(seed, "bench", number, index)) for index, task in enumerate(chosen)]
@@ -254,10 +254,10 @@ def _round(
     bar.advance()
 
     offered = {turn.observation.choices for trajectory in played for turn in trajectory.turns} - {()}
-    trained = batch.trainable(played)
+    trained = training_rows.trainable(played)
     estimates = AlgorithmConfig.from_flat(algo="reinforce").estimate(trained)
     labels = {choices: agent.labels(choices) for choices in offered}
-    samples = batch.rows(trained, estimates.advantages, estimates.returns, labels)
+    samples = training_rows.rows(trained, estimates.advantages, estimates.returns, labels)
     rows = sum(len(unit.tokens) for unit in units(samples))
     if samples:
         with clock.measure("update"):

@@ -246,7 +246,7 @@ def unpack(
     write_json(folder / ADAPTER_FILES[0], config | settings)
 
 
-Scored = tuple[tuple[int, ...], tuple[LabelPath, ...], float]
+ScoreKey = tuple[tuple[int, ...], tuple[LabelPath, ...], float]
 """Prompt, labels and temperature of a score."""
 
 
@@ -290,8 +290,8 @@ class ServiceSampler:
         """The most draws that waited for the service at once, since `publish`."""
         self._in_flight = 0
         self._scores = ScoreMemo()
-        self._asked: dict[Scored, asyncio.Future[tuple[float, ...]]] = {}
-        self._waiting: list[Scored] = []
+        self._asked: dict[ScoreKey, asyncio.Future[tuple[float, ...]]] = {}
+        self._waiting: list[ScoreKey] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def sample(self, request: SampleRequest) -> SampleOutput:
@@ -362,7 +362,7 @@ class ServiceSampler:
         row = self._scores.get(request.labels, request.prompt_ids, temperature)
         if row is not None:
             return row
-        key: Scored = (request.prompt_ids, request.labels, temperature)
+        key: ScoreKey = (request.prompt_ids, request.labels, temperature)
         # All that is requested in this turn of the loop is sent together at its end
         if key not in self._asked:
             loop = asyncio.get_running_loop()
@@ -380,7 +380,7 @@ class ServiceSampler:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _score(self, keys: Sequence[Scored]) -> None:
+    async def _score(self, keys: Sequence[ScoreKey]) -> None:
         # 1. One request for the rows of all keys; whoever waits gets its error
         parts = [label_rows(prompt, labels) for prompt, labels, _ in keys]
         rows = [row for part in parts for row in part]

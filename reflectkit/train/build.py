@@ -50,7 +50,7 @@ from reflectkit.sampling.service_interface import TrainingService
 from reflectkit.text import pluralize
 from reflectkit.train import checkpoint
 from reflectkit.train.critic import Critic
-from reflectkit.train.learner import Learner, LocalLearner, Settings
+from reflectkit.train.learner import Learner, LearnerSettings, LocalLearner
 from reflectkit.train.meter import Meter, MeteredService
 from reflectkit.train.plan import plan_report, tokens_a_pass
 from reflectkit.train.processes import Processes
@@ -279,7 +279,7 @@ def _learner(
         teacher = averaged_player(policy) if distill.ema else start
 
     # 4. The learner
-    settings = Settings(
+    settings = LearnerSettings(
         **_policy_settings(run),
         distill=distill.weight,
         divergence=distill.divergence,
@@ -419,7 +419,7 @@ def _service_trainer(
         adapter,
         tokenizer,
         source,
-        Settings(**_policy_settings(run)),
+        LearnerSettings(**_policy_settings(run)),
         {
             "engine": engine.name,
             "rows": engine.settings.service_rows,
@@ -508,7 +508,7 @@ def _reflector_trainer(
     learner.
     """
     algo, training = run.config.algo, run.config.reflector_training
-    settings = Settings(
+    settings = LearnerSettings(
         **_optimizer_settings(run.config.optim, training.learning_rate),
         clip=algo.clip,
         minibatch=algo.minibatch,

@@ -1,8 +1,8 @@
 """One update of the policy from rows with advantages: minibatches, losses, gradients, optimizer
 steps.
 
-Dropout stays off, so that the first pass reproduces the sampler's log-probs and the ratio starts at
-exactly 1. Every process holds all rows and scores its share; gradients are summed, so the step does
+Dropout stays off, so that the first pass reproduces the sampler's log-probs up to rounding, and the
+ratio starts at 1. Every process holds all rows and scores its share; gradients are summed, so the step does
 not depend on the number of processes.
 """
 
@@ -32,7 +32,6 @@ from reflectkit.models.rows import right_pad
 from reflectkit.models.scoring import can_share, reads_branches
 from reflectkit.sampling.base import Sampler
 from reflectkit.train import losses
-from reflectkit.train.batch import commented_row
 from reflectkit.train.critic import Critic
 from reflectkit.train.microbatch import (
     Scored,
@@ -46,6 +45,7 @@ from reflectkit.train.microbatch import (
 )
 from reflectkit.train.optimizers import flat, make_optimizer, nested
 from reflectkit.train.processes import Processes
+from reflectkit.train.training_rows import commented_row
 from reflectkit.types import SCORE, Sample, Trajectory
 
 FIRST_PACE = 0.1
@@ -63,7 +63,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Settings:
+class LearnerSettings:
     """How to learn; the names that rlft's settings have too mean the same there."""
 
     # The optimizer
@@ -235,7 +235,7 @@ class PolicyLearner(Learner):
 
     def __init__(
         self,
-        settings: Settings,
+        settings: LearnerSettings,
         processes: Processes | None,
         notify: Callable[[str], None],
     ) -> None:
@@ -537,7 +537,7 @@ class LocalLearner(PolicyLearner):
     def __init__(
         self,
         player: LoadedModel,
-        settings: Settings,
+        settings: LearnerSettings,
         critic: Critic | None = None,
         reference: Reference | None = None,
         processes: Processes | None = None,

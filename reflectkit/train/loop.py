@@ -41,7 +41,7 @@ FLAT_UPDATES = 3
 
 
 @dataclass
-class Fit:
+class FitState:
     """Training in progress, as the callbacks see it."""
 
     run: RLRun
@@ -98,17 +98,17 @@ class Fit:
 class Callback:
     """Something that is done next to training. By default it is nothing."""
 
-    def begin(self, fit: Fit, contexts: ExitStack) -> None:
+    def begin(self, state: FitState, contexts: ExitStack) -> None:
         """Before the first update. contexts: what is left when training ends, however it does."""
 
-    def measure(self, fit: Fit) -> dict[str, Any]:
+    def measure(self, state: FitState) -> dict[str, Any]:
         """More figures of the update that was just made."""
         return {}
 
-    def after_update(self, fit: Fit, figures: Mapping[str, Any]) -> None:
-        """After an update, whose figures are the last of `fit.history`."""
+    def after_update(self, state: FitState, figures: Mapping[str, Any]) -> None:
+        """After an update, whose figures are the last of `state.history`."""
 
-    def end(self, fit: Fit) -> None:
+    def end(self, state: FitState) -> None:
         """After the last update."""
 
 
@@ -118,13 +118,15 @@ def fit(
     folder: Path,
     callbacks: Sequence[Callback],
     progress: Progress,
-) -> Fit:
+) -> FitState:
     """Make the remaining updates.
 
     Raises DivergedError, which names a file with the rows of the update, and what
     `Trainer.train_step` raises.
     """
-    state = Fit(run, trainer, folder, progress, folder / f"checkpoint-{trainer.step}", trainer.step)
+    state = FitState(
+        run, trainer, folder, progress, folder / f"checkpoint-{trainer.step}", trainer.step
+    )
     with ExitStack() as contexts:
         for callback in callbacks:
             callback.begin(state, contexts)
@@ -176,7 +178,7 @@ def default_callbacks(run: RLRun, chat: CommentSource | None) -> list[Callback]:
         Calibration(chat)]  # fmt: skip
 
 
-def _update(state: Fit, callbacks: Iterable[Callback]) -> dict[str, Any]:
+def _update(state: FitState, callbacks: Iterable[Callback]) -> dict[str, Any]:
     """One update and its figures."""
     figures: dict[str, Any] = {}
     try:
@@ -194,10 +196,10 @@ def _update(state: Fit, callbacks: Iterable[Callback]) -> dict[str, Any]:
 
 def _loses_only_play(trainer: Trainer) -> bool:
     """Whether nothing but episodes of the next update is lost if training is interrupted now."""
-    return trainer.playing and trainer.processes.count == 1 and trainer.rollouts is None
+    return trainer.playing and trainer.processes.count == 1 and trainer.async_rollouts is None
 
 
-def _keep_updates(state: Fit, figures: dict[str, Any]) -> None:
+def _keep_updates(state: FitState, figures: dict[str, Any]) -> None:
     """Save the updates since the last checkpoint, if play was interrupted; otherwise they are lost.
     figures: of an update whose validation was interrupted.
     """
@@ -215,7 +217,7 @@ def _keep_updates(state: Fit, figures: dict[str, Any]) -> None:
     state.progress.news(message)
 
 
-def _with_rows(error: DivergedError, state: Fit) -> ReflectkitError:
+def _with_rows(error: DivergedError, state: FitState) -> ReflectkitError:
     """`error`, naming a file to which the rows of the update that diverged are written."""
     # The rows that were learned from when it happened, and a checkpoint from before it
     path = state.folder / f"diverged-{state.trainer.step + 1}.jsonl"
@@ -266,30 +268,32 @@ class Metrics(Callback):
     """A row of figures in metrics.jsonl for each update."""
 
     @override
-    def begin(self, fit: Fit, contexts: ExitStack) -> None:
+    def begin(self, state: FitState, contexts: ExitStack) -> None:
         """Read the rows of the updates before, and remove those after the checkpoint that training
         resumes from.
         """
         # 1. Rows of this run up to the checkpoint; damaged lines count as missing
-        fit.history, damaged = rows_until(fit.metrics, fit.trainer.step, {"return": int | float})
+        state.history, damaged = rows_until(
+            state.metrics, state.trainer.step, {"return": int | float}
+        )
         if damaged:
-            fit.progress.news(
-                f"{fit.metrics}: damaged lines dropped: {damaged}; training itself is not affected"
+            state.progress.news(
+                f"{state.metrics}: damaged lines dropped: {damaged}; training itself is not affected"
             )
         # 2. What is lost of the file is lost to plots only
-        missing = fit.trainer.step - len(fit.history)
-        if fit.run.config.resume_from is None and missing > 0:
+        missing = state.trainer.step - len(state.history)
+        if state.run.config.resume_from is None and missing > 0:
             figures = f"the figures of {pluralize(missing, 'update')} are lost"
-            fit.progress.news(
-                f"{fit.metrics}: {figures}, though what they learned is not; --force trains again"
+            state.progress.news(
+                f"{state.metrics}: {figures}, though what they learned is not; --force trains again"
             )
-        if fit.trainer.processes.first:
-            rewrite(fit.metrics, fit.history)
+        if state.trainer.processes.first:
+            rewrite(state.metrics, state.history)
 
     @override
-    def after_update(self, fit: Fit, figures: Mapping[str, Any]) -> None:
-        if fit.trainer.processes.first:
-            append(fit.metrics, [dict(figures)], sync=fit.is_due)
+    def after_update(self, state: FitState, figures: Mapping[str, Any]) -> None:
+        if state.trainer.processes.first:
+            append(state.metrics, [dict(figures)], sync=state.is_due)
 
 
 class KeptEpisodes(Callback):
@@ -298,101 +302,105 @@ class KeptEpisodes(Callback):
     """
 
     @override
-    def begin(self, fit: Fit, contexts: ExitStack) -> None:
-        path = fit.folder / "episodes.jsonl"
-        if fit.trainer.processes.first and path.is_file():
-            rewrite(path, rows_until(path, fit.trainer.step, {})[0])
+    def begin(self, state: FitState, contexts: ExitStack) -> None:
+        path = state.folder / "episodes.jsonl"
+        if state.trainer.processes.first and path.is_file():
+            rewrite(path, rows_until(path, state.trainer.step, {})[0])
 
     @override
-    def after_update(self, fit: Fit, figures: Mapping[str, Any]) -> None:
-        count, step = fit.run.config.keep_episodes, fit.trainer.step
-        if not (count and fit.is_regular and fit.trainer.processes.first):
+    def after_update(self, state: FitState, figures: Mapping[str, Any]) -> None:
+        count, step = state.run.config.keep_episodes, state.trainer.step
+        if not (count and state.is_regular and state.trainer.processes.first):
             return
-        cluster = partial(cluster_of, fit.run.config.env.name)
+        cluster = partial(cluster_of, state.run.config.env.name)
         episodes = [
             episode_to_json(f"update {step}", trajectory, advantages, cluster(trajectory.task))
             | {"step": step}
-            for trajectory, advantages in fit.trainer.latest[:count]
+            for trajectory, advantages in state.trainer.latest[:count]
         ]
-        append(fit.folder / "episodes.jsonl", episodes, sync=True)
+        append(state.folder / "episodes.jsonl", episodes, sync=True)
 
 
 class HeldOut(Callback):
     """Outcomes on held-out problems before the first update and after the last."""
 
     @override
-    def begin(self, fit: Fit, contexts: ExitStack) -> None:
-        if fit.run.problems.held_out is not None and fit.trainer.step == 0:
-            held_out.measure(fit.run.problems.held_out, held_out.BEFORE, fit.folder, fit.trainer)
+    def begin(self, state: FitState, contexts: ExitStack) -> None:
+        if state.run.problems.held_out is not None and state.trainer.step == 0:
+            held_out.measure(
+                state.run.problems.held_out, held_out.BEFORE, state.folder, state.trainer
+            )
 
     @override
-    def end(self, fit: Fit) -> None:
-        if fit.run.problems.held_out is not None:
-            held_out.measure(fit.run.problems.held_out, held_out.AFTER, fit.folder, fit.trainer)
+    def end(self, state: FitState) -> None:
+        if state.run.problems.held_out is not None:
+            held_out.measure(
+                state.run.problems.held_out, held_out.AFTER, state.folder, state.trainer
+            )
 
 
 class Validation(Callback):
     """Greedy play on all problems for validation (--validate-steps)."""
 
     @override
-    def begin(self, fit: Fit, contexts: ExitStack) -> None:
+    def begin(self, state: FitState, contexts: ExitStack) -> None:
         """Make up for a validation that was interrupted, whose update was saved."""
-        if not fit.history:
+        if not state.history:
             return
-        latest = fit.history[-1]
+        latest = state.history[-1]
         is_validated = any(name.startswith("validation_") for name in latest)
-        if latest["step"] != fit.trainer.step or is_validated or not self._is_wanted(fit):
+        if latest["step"] != state.trainer.step or is_validated or not self._is_wanted(state):
             return
-        latest |= self.measure(fit)
-        if fit.trainer.processes.first:
-            rewrite(fit.metrics, fit.history)
-        fit.save(latest)
+        latest |= self.measure(state)
+        if state.trainer.processes.first:
+            rewrite(state.metrics, state.history)
+        state.save(latest)
 
     @override
-    def measure(self, fit: Fit) -> dict[str, Any]:
-        level = fit.run.problems.validation
-        return fit.trainer.validate(level) if level is not None and self._is_wanted(fit) else {}
+    def measure(self, state: FitState) -> dict[str, Any]:
+        level = state.run.problems.validation
+        return state.trainer.validate(level) if level is not None and self._is_wanted(state) else {}
 
-    def _is_wanted(self, fit: Fit) -> bool:
-        every, step = fit.run.config.validate_steps, fit.trainer.step
-        is_wanted = bool(every) and (step in fit.ends or step % every == 0)
-        return is_wanted and fit.run.problems.validation is not None
+    def _is_wanted(self, state: FitState) -> bool:
+        every, step = state.run.config.validate_steps, state.trainer.step
+        is_wanted = bool(every) and (step in state.ends or step % every == 0)
+        return is_wanted and state.run.problems.validation is not None
 
 
 class Checkpoints(Callback):
     """A checkpoint after each update after which one is due."""
 
     @override
-    def after_update(self, fit: Fit, figures: Mapping[str, Any]) -> None:
-        if fit.is_due:
-            fit.save(figures)
+    def after_update(self, state: FitState, figures: Mapping[str, Any]) -> None:
+        if state.is_due:
+            state.save(figures)
 
 
 class Trackers(Callback):
     """The figures of each update to the trackers of --report-to."""
 
     @override
-    def begin(self, fit: Fit, contexts: ExitStack) -> None:
-        trackers = fit.run.config.checkpoints.report_to
-        self.log = contexts.enter_context(tracking(trackers, fit.folder, fit.run.settings))
+    def begin(self, state: FitState, contexts: ExitStack) -> None:
+        trackers = state.run.config.checkpoints.report_to
+        self.log = contexts.enter_context(tracking(trackers, state.folder, state.run.settings))
 
     @override
-    def after_update(self, fit: Fit, figures: Mapping[str, Any]) -> None:
-        self.log(figures, fit.trainer.step)
+    def after_update(self, state: FitState, figures: Mapping[str, Any]) -> None:
+        self.log(figures, state.trainer.step)
 
 
 class ProgressBar(Callback):
     """The bar, with means of the last ten updates."""
 
     @override
-    def begin(self, fit: Fit, contexts: ExitStack) -> None:
-        title = "Reflect-RL" if fit.run.facts["reflector"] else "RL"
-        bar = fit.progress.bar(title, fit.run.config.max_steps, fit.trainer.step)
+    def begin(self, state: FitState, contexts: ExitStack) -> None:
+        title = "Reflect-RL" if state.run.facts["reflector"] else "RL"
+        bar = state.progress.bar(title, state.run.config.max_steps, state.trainer.step)
         self.bar = contexts.enter_context(bar)
 
     @override
-    def after_update(self, fit: Fit, figures: Mapping[str, Any]) -> None:
-        numbers = recent_means(fit.history)
+    def after_update(self, state: FitState, figures: Mapping[str, Any]) -> None:
+        numbers = recent_means(state.history)
         # Missing if there was nothing to learn
         if isinstance(entropy := figures.get("entropy"), float):
             numbers["entropy"] = entropy
@@ -416,46 +424,46 @@ class Advice(Callback):
     """This process's updates in a row that taught nothing."""
 
     @override
-    def after_update(self, fit: Fit, figures: Mapping[str, Any]) -> None:
-        if fit.trainer.recorded:
+    def after_update(self, state: FitState, figures: Mapping[str, Any]) -> None:
+        if state.trainer.recorded:
             return
-        trajectories = [trajectory for trajectory, _ in fit.trainer.latest]
+        trajectories = [trajectory for trajectory, _ in state.trainer.latest]
         learned = figures.get("commented_decisions") or not is_flat(trajectories)
         self.flat_updates = 0 if learned else self.flat_updates + 1
-        if fit.trainer.step == 1:
-            self._tell_of_horizon(fit, trajectories)
+        if state.trainer.step == 1:
+            self._tell_of_horizon(state, trajectories)
         choices = {
             len(turn.observation.choices)
             for trajectory in trajectories
             for turn in trajectory.turns
         }
         if choices != {1}:
-            self._tell_if_flat(fit, trajectories)
-        elif fit.trainer.step == 1:
-            fit.progress.news("nothing to decide: each state of these episodes offers one choice")
-        if fit.trainer.step == 1 and "success_rate" not in figures:
-            self._tell_of_success(fit)
+            self._tell_if_flat(state, trajectories)
+        elif state.trainer.step == 1:
+            state.progress.news("nothing to decide: each state of these episodes offers one choice")
+        if state.trainer.step == 1 and "success_rate" not in figures:
+            self._tell_of_success(state)
 
-    def _tell_of_horizon(self, fit: Fit, trajectories: Sequence[Trajectory]) -> None:
+    def _tell_of_horizon(self, state: FitState, trajectories: Sequence[Trajectory]) -> None:
         # All were cut off by a limit that nobody has chosen
-        level = fit.trainer.config.levels[fit.trainer.curriculum.level].name
+        level = state.trainer.config.levels[state.trainer.curriculum.level].name
         is_default = (
-            not fit.run.config.rollout.horizon and level not in fit.run.config.env.kind.horizons
+            not state.run.config.rollout.horizon and level not in state.run.config.env.kind.horizons
         )
         cut = (
             each.status is Status.TRUNCATED and len(each.turns) == DEFAULT_HORIZON
             for each in trajectories
         )
         if is_default and all(cut):
-            fit.progress.news(
+            state.progress.news(
                 f"no episode ended within {DEFAULT_HORIZON} steps, the default limit; add"
                 " --horizon N, or horizon = N"
                 ' to the class (horizons = {"LEVEL": N} to an Env)'
             )
 
-    def _tell_of_success(self, fit: Fit) -> None:
+    def _tell_of_success(self, state: FitState) -> None:
         """Which settings do nothing without success."""
-        config, news = fit.run.config, fit.progress.news
+        config, news = state.run.config, state.progress.news
         news(f"env '{config.env.name}' does not say which episodes succeed, so the return is shown")
         for value, name in (
             (config.curriculum.advance_at, "advance_at"),
@@ -467,24 +475,24 @@ class Advice(Callback):
                     " 'success' in the info"
                 )
 
-    def _tell_if_flat(self, fit: Fit, trajectories: Sequence[Trajectory]) -> None:
+    def _tell_if_flat(self, state: FitState, trajectories: Sequence[Trajectory]) -> None:
         """Not if training has won all."""
-        step, flat = fit.trainer.step, self.flat_updates
-        if flat != min(FLAT_UPDATES, fit.run.config.max_steps):
+        step, flat = state.trainer.step, self.flat_updates
+        if flat != min(FLAT_UPDATES, state.run.config.max_steps):
             return
         returns = {trajectory.total_return for trajectory in trajectories}
         if len(returns) == 1 and max(returns) > 0:
             if step == flat:  # otherwise training has come there
-                fit.progress.news(
+                state.progress.news(
                     f"nothing to learn: every episode of update {step} has a return of"
                     f" {max(returns):.3g}, whatever the policy did; let the reward depend on its"
                     " actions, or make the problems harder"
                 )
         elif not all(trajectory.success for trajectory in trajectories):
-            normalizes = fit.run.config.algo.normalize
+            normalizes = state.run.config.algo.normalize
             first = "--no-normalize, if steps cost and success is rare; " if normalizes else ""
             mean = fmean(trajectory.total_return for trajectory in trajectories)
-            fit.progress.news(
+            state.progress.news(
                 "nothing to learn: all rewards are equal in each group of updates"
                 f" {step - flat + 1} to {step} (mean return {mean:.3g}); try {first}easier"
                 " problems, a reward for partial success, a larger --group-size or --temperature,"
@@ -513,22 +521,22 @@ class Calibration(Callback):
         self.chat = chat
 
     @override
-    def end(self, fit: Fit) -> None:
+    def end(self, state: FitState) -> None:
         """Add the temperature to the report, with the log scores at 1 and at it, in nats.
 
         Nothing is added if nothing was decided. Problems are played greedily, so the actions do not
         depend on the temperature.
         """
-        run, trainer = fit.run, fit.trainer
+        run, trainer = state.run, state.trainer
         level = run.problems.held_out or run.problems.validation
         if not run.config.calibrate or level is None:
             return
 
         # 1. The best checkpoint, or the last one, which the trainer has
-        inside = checkpoints(fit.folder)
+        inside = checkpoints(state.folder)
         place = best_checkpoint(inside) or inside[-1]
         if place.name != f"checkpoint-{trainer.step}":
-            trainer = build_trainer(run, trainer.processes, fit.progress, self.chat, place)
+            trainer = build_trainer(run, trainer.processes, state.progress, self.chat, place)
             checkpoint.restore(place, trainer)
 
         # 2. Its decisions, and what would be right there
@@ -550,8 +558,8 @@ class Calibration(Callback):
         # 4. The checkpoint again, with it
         facts = model_facts(place) | {CALIBRATION: temperature}
         checkpoint.save(
-            fit.folder, trainer, run.settings, facts, run.config.checkpoints.keep_checkpoints
+            state.folder, trainer, run.settings, facts, run.config.checkpoints.keep_checkpoints
         )
         trainer.processes.wait()
         scores = {"log_score_before": before, "log_score_after": after, "decisions": len(rows)}
-        fit.figures |= {CALIBRATION: temperature} | scores
+        state.figures |= {CALIBRATION: temperature} | scores

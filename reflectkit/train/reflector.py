@@ -21,7 +21,7 @@ from reflectkit.env import Context, Env
 from reflectkit.rollouts.episode import Episode, play_all
 from reflectkit.seeding import derive
 from reflectkit.train.advantages import SPREAD, deviation, leave_one_out
-from reflectkit.train.batch import RowBuilder
+from reflectkit.train.training_rows import RowBuilder
 from reflectkit.types import Comment, Decision, Observation, Sample, Status, Trajectory
 
 if TYPE_CHECKING:

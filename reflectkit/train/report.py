@@ -21,14 +21,14 @@ from reflectkit.evals.estimate import SAMPLE_SIZE, PlannedCalls, comment_request
 from reflectkit.models.checkpoint_metadata import best_checkpoint, model_facts
 from reflectkit.runs.run import Run, checkpoints
 from reflectkit.train import held_out
-from reflectkit.train.loop import Fit
+from reflectkit.train.loop import FitState
 from reflectkit.train.resolve import RLProblems, RLRun
 from reflectkit.train.rl_config import WITHOUT_SFT, RLConfig
 from reflectkit.types import NAMED
 
 
 def report(
-    fit: Fit,
+    state: FitState,
     current: Run,
     chat: ChatReflector | None,
 ) -> Report:
@@ -36,17 +36,17 @@ def report(
 
     chat: the chat model that commented, if one did.
     """
-    run, trainer, is_first = fit.run, fit.trainer, fit.trainer.processes.first
+    run, trainer, is_first = state.run, state.trainer, state.trainer.processes.first
 
     # 1. Means over the last tenth of the updates, and the best checkpoint
     counts = {"steps": trainer.step, "episodes": trainer.counters["episodes"]}
-    figures = counts | recent_figures(fit.history)
+    figures = counts | recent_figures(state.history)
     best = best_checkpoint(checkpoints(current.folder))
     if best is not None:
         figures["best_checkpoint"] = best.name
         figures["best_validation_return"] = model_facts(best)["validation_return"]
-    figures |= fit.figures
-    title = f"RL in {fit.checkpoint} (rates: last tenth, training problems, sampled actions)"
+    figures |= state.figures
+    title = f"RL in {state.checkpoint} (rates: last tenth, training problems, sampled actions)"
     current.tables.append(figures_table(title, "value", figures))
 
     # 2. What training did to held-out problems
@@ -60,11 +60,11 @@ def report(
         current.tables.append(table)
         figures["held_out"] = outcomes
         if shortfall := held_out.shortfall(outcomes):
-            returns = [row["return"] for row in fit.history if row["return"] is not None]
-            fit.progress.news(f"{shortfall}: try {advice(run.config, returns)}")
+            returns = [row["return"] for row in state.history if row["return"] is not None]
+            state.progress.news(f"{shortfall}: try {advice(run.config, returns)}")
 
     # 3. What chat models were asked
-    usage = run.config.setup.asked(fit.progress)
+    usage = run.config.setup.asked(state.progress)
     if chat is not None:
         usage |= {f"reflector {chat.client.endpoint}": chat.client.usage}
     if usage:
@@ -73,10 +73,10 @@ def report(
             figures_table(f"Asked: {model}", "value", numbers) for model, numbers in usage.items()
         ]
 
-    output = best or fit.checkpoint
+    output = best or state.checkpoint
     if not is_first:
         return Report("rlft", current.folder, figures, (output,))
-    finished = current.finish(figures, [output, fit.metrics])
+    finished = current.finish(figures, [output, state.metrics])
     return replace(finished, closing=next_commands(run, current.folder))
 
 

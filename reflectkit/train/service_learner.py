@@ -30,7 +30,13 @@ from reflectkit.sampling import checks
 from reflectkit.sampling.base import Sampler
 from reflectkit.sampling.service import ServiceSampler, label_places, label_rows
 from reflectkit.sampling.service_interface import OptimizerStep, ServiceAdapter
-from reflectkit.train.learner import LearnerState, LossOutput, PolicyLearner, Settings, check_finite
+from reflectkit.train.learner import (
+    LearnerSettings,
+    LearnerState,
+    LossOutput,
+    PolicyLearner,
+    check_finite,
+)
 from reflectkit.train.meter import Meter
 from reflectkit.train.microbatch import Scored, Unit, scored_choices, units
 from reflectkit.types import ANSWERS, Sample
@@ -103,7 +109,7 @@ class ServiceLearner(PolicyLearner):
         adapter: ServiceAdapter,
         tokenizer: Any,
         base: str,
-        settings: Settings,
+        settings: LearnerSettings,
         record: Mapping[str, Any],
         *,
         role: str | None = None,

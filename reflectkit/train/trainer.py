@@ -26,7 +26,7 @@ from reflectkit.rollouts.tool_errors import ToolErrors, broken_tool
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
-from reflectkit.train import batch
+from reflectkit.train import training_rows
 from reflectkit.train.advantages import Estimates
 from reflectkit.train.algorithms import AlgorithmConfig
 from reflectkit.train.curriculum import Curriculum, Level, draw, validation_episodes
@@ -113,8 +113,8 @@ class Trainer:
 
     step: updates done. latest: the last update's fresh episodes, each with the advantages of its
     turns. counters: episodes, decisions and ABORTED episodes so far. reflector_trainer: trains the
-    reflector, if it learns too. rollouts: those that are played while the policy learns, once they
-    have begun.
+    reflector, if it learns too. async_rollouts: the episodes that are played while the policy
+    learns, once they have begun.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Trainer:
         self.playing = False
         """Whether episodes are played, and nothing has changed since the last update."""
         self.latest: list[tuple[Trajectory, list[float]]] = []
-        self.rollouts: AsyncRollouts | None = None
+        self.async_rollouts: AsyncRollouts | None = None
         self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
         self._published: int | None = None
         # What went wrong in an update, and is told the first time
@@ -184,7 +184,7 @@ class Trainer:
         self._check(trajectories)
 
         # 3. Advantages and rows
-        fresh, old = batch.trainable(trajectories), list(self.replay)
+        fresh, old = training_rows.trainable(trajectories), list(self.replay)
         samples, estimates = self._rows(fresh, old)
         self.latest = list(zip(fresh, estimates.advantages, strict=False))
 
@@ -353,8 +353,8 @@ class Trainer:
 
     def close(self) -> None:
         """Stop playing ahead."""
-        if self.rollouts is not None:
-            self.rollouts.close()
+        if self.async_rollouts is not None:
+            self.async_rollouts.close()
 
     def _publish(self) -> None:
         """Give the sampler the present weights, if it does not have them."""
@@ -400,8 +400,8 @@ class Trainer:
         # 1. The episodes
         config = self.config
         limits = config.staleness
-        if self.rollouts is None:
-            self.rollouts = AsyncRollouts(
+        if self.async_rollouts is None:
+            self.async_rollouts = AsyncRollouts(
                 self._group,
                 self.agent,
                 groups=config.groups,
@@ -411,7 +411,7 @@ class Trainer:
                 timeout_s=limits.episode_timeout_s,
                 step=self.step,
             )
-        trajectories = self.rollouts.take(self.step)
+        trajectories = self.async_rollouts.take(self.step)
         for trajectory in trajectories:
             self._tool_errors.see(trajectory)
 
@@ -424,7 +424,7 @@ class Trainer:
         figures = {
             "staleness": statistics.fmean(ages) if ages else 0.0,
             "staleness_max": max(ages, default=0),
-            "groups_ahead": self.rollouts.waiting,
+            "groups_ahead": self.async_rollouts.waiting,
         }
         return self.learner.valued(trajectories), figures
 
@@ -450,8 +450,8 @@ class Trainer:
             timeout_s=timeout_s,
             on_end=self._tool_errors.see,
         )
-        if self.rollouts is not None:  # its event loop alone may use this process's models
-            return self.rollouts.result(playing)
+        if self.async_rollouts is not None:  # its event loop alone may use this process's models
+            return self.async_rollouts.result(playing)
         mine = run_sync(playing)
         # Free memory for the update; a resumed run has no cached prompts either
         for sampler in self._local_samplers():
@@ -527,7 +527,7 @@ class Trainer:
             with_distillation = bool(distill.weight) and is_hard
             with_reward = trajectory.group not in (estimates.groups_to_skip or ())
             if with_distillation or with_reward:
-                samples += batch.rows(
+                samples += training_rows.rows(
                     [trajectory],
                     [estimates.advantages[number]],
                     [estimates.returns[number]],

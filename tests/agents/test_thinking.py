@@ -18,8 +18,8 @@ from reflectkit.models.labels import label_ids
 from reflectkit.models.load import LoadedModel
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
-from reflectkit.train import batch
-from reflectkit.train.learner import LocalLearner, Settings
+from reflectkit.train import training_rows
+from reflectkit.train.learner import LearnerSettings, LocalLearner
 from reflectkit.train.sft.tokens import encode
 from reflectkit.types import Observation, Trajectory
 from tests.conftest import make_player
@@ -70,13 +70,13 @@ def test_the_action_is_one_of_the_choices_with_its_exact_probability_after_the_c
 def test_comment_and_action_are_both_trained_on_their_own_tokens(thinker: LoadedModel) -> None:
     played = play(thinker)
     advantages = [[0.5 + step for step in range(len(trajectory.turns))] for trajectory in played]
-    rows = batch.rows(played, advantages, advantages, {Taxi.choices: label_ids(thinker.tokenizer, 6)})
+    rows = training_rows.rows(played, advantages, advantages, {Taxi.choices: label_ids(thinker.tokenizer, 6)})
     assert [bool(row.choices) for row in rows] == [False, True] * (len(rows) // 2)
     for comment, action in zip(rows[::2], rows[1::2], strict=True):
         assert action.tokens[: len(comment.tokens)] == comment.tokens
         assert comment.advantages[-1] == action.advantages[action.start]
         assert comment.loss_mask[-1] == 1
-    figures = LocalLearner(thinker, Settings(learning_rate=1e-3)).update(rows, random.Random(0)).figures
+    figures = LocalLearner(thinker, LearnerSettings(learning_rate=1e-3)).update(rows, random.Random(0)).figures
     assert figures["ratio_deviation"] < 1e-5
     assert figures["gradient_norm"] > 0
 

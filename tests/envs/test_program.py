@@ -29,7 +29,7 @@ from reflectkit.models.tiny import build_model
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.tools import use_of
-from reflectkit.train import batch
+from reflectkit.train import training_rows
 from reflectkit.types import Decision, Message, Observation, Status, Task, ToolCall, ToolUse, Trajectory, to_json
 from tests.fakes.players import Plays
 from tests.models.test_chat import make_tokenizer, rows_of
@@ -129,7 +129,7 @@ def test_a_mixed_program_trains_its_choices_and_its_words(play: Play) -> None:
     (episode,) = play(MIXED, agent)
     assert (episode.reason, episode.total_return) == ("", 1.0)
     numbers = [[1.0] * 4]
-    rows = batch.rows([episode], numbers, numbers, {("a", "b"): agent.labels(("a", "b"))})
+    rows = training_rows.rows([episode], numbers, numbers, {("a", "b"): agent.labels(("a", "b"))})
     assert [len(row.choices) for row in rows] == [0, 2, 0, 2]
     for row, turn in zip(rows, episode.turns, strict=True):
         assert row.tokens == (*turn.decision.prompt_ids, *turn.decision.token_ids)

@@ -33,7 +33,7 @@ from reflectkit.rollouts.wrappers import Checked
 from reflectkit.sampling.base import SampleOutput, SampleRequest
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.tools import HERMES, form_text, parse
-from reflectkit.train import batch
+from reflectkit.train import training_rows
 from reflectkit.train.sft.tokens import encode
 from reflectkit.types import (
     Decision,
@@ -168,7 +168,7 @@ def play(dialogue: Dialogue, thought: str = "") -> Trajectory:
 
 def rows_of(played: Trajectory) -> list[Sample]:
     numbers = [[1.0] * len(played.turns)]
-    return batch.rows([played], numbers, numbers, {})
+    return training_rows.rows([played], numbers, numbers, {})
 
 
 @pytest.mark.parametrize("name", ["qwen", "llama", "mistral"])

@@ -17,8 +17,8 @@ from reflectkit.models.scoring import Scorer, choice_logprobs
 from reflectkit.models.tiny import build_model
 from reflectkit.prompts import policy_prompt
 from reflectkit.sampling.hf import LocalSampler
-from reflectkit.train import batch
-from reflectkit.train.learner import LocalLearner, Settings
+from reflectkit.train import training_rows
+from reflectkit.train.learner import LearnerSettings, LocalLearner
 from reflectkit.train.microbatch import score, units
 from reflectkit.types import Decision, Message, Observation, Sample, Status, Task, Trajectory, Turn
 from tests.families import FAMILIES
@@ -87,7 +87,7 @@ def test_sampled_and_recomputed_log_probabilities_agree(tokenizer: PreTrainedTok
     for row, new in zip(scored.row_N, scored.logprob_N.tolist(), strict=True):
         assert new == pytest.approx(decisions[row].logprobs[0], abs=1e-4)
     assert scored.entropy_N.tolist() == pytest.approx([decisions[0].entropy] * 12, abs=1e-3)
-    learner = LocalLearner(player, Settings(learning_rate=0.0, temperature=2.0))
+    learner = LocalLearner(player, LearnerSettings(learning_rate=0.0, temperature=2.0))
     figures = learner.update(samples, random.Random(0)).figures
     assert figures["ratio_deviation"] < 1e-4
     assert figures["entropy"] == pytest.approx(decisions[0].entropy, abs=1e-3)
@@ -100,7 +100,7 @@ def rows_of(agent: TwoPlayerAgent, form: str, decisions: list[Decision]) -> list
         Trajectory(Task(str(n), "e", "l", "g", {}), n, (turn,), Status.COMPLETED, True) for n, turn in enumerate(turns)
     ]
     advantages = [[float((-1) ** number)] for number in range(len(turns))]
-    return batch.rows(played, advantages, [[1.0]] * len(turns), {CHOICES[form]: agent.labels(CHOICES[form])})
+    return training_rows.rows(played, advantages, [[1.0]] * len(turns), {CHOICES[form]: agent.labels(CHOICES[form])})
 
 
 def test_a_choice_is_one_thing_to_learn(tokenizer: PreTrainedTokenizerFast) -> None:

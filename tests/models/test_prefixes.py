@@ -11,7 +11,7 @@ import torch
 from reflectkit.models.architecture import trunk_of
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.rows import Chunk, GrowingLayer, plan_tree, read, right_pad
-from reflectkit.train.learner import LocalLearner, Settings
+from reflectkit.train.learner import LearnerSettings, LocalLearner
 from tests.models.test_scoring import gpt2, llama
 from tests.train.training import gradients_after, play, rows_of
 
@@ -85,7 +85,7 @@ def test_an_adapter_has_the_same_gradients(policy: LoadedModel) -> None:
             if "lora_B" in name:
                 weight.normal_(std=0.5, generator=torch.Generator().manual_seed(0))
     samples = rows_of(adapted, play(adapted, count=6))
-    sharing = LocalLearner(adapted, Settings(learning_rate=0.0, max_grad_norm=1e9, share_prefixes=True))
+    sharing = LocalLearner(adapted, LearnerSettings(learning_rate=0.0, max_grad_norm=1e9, share_prefixes=True))
     sharing.update(samples, random.Random(0))
     assert sharing.as_trees
     plain, shared = (gradients_after(adapted, samples, share_prefixes=share) for share in (False, True))

@@ -22,7 +22,7 @@ from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import checkpoint
 from reflectkit.train.critic import Critic
 from reflectkit.train.curriculum import Level
-from reflectkit.train.learner import LocalLearner, Settings
+from reflectkit.train.learner import LearnerSettings, LocalLearner
 from reflectkit.train.processes import Processes
 from reflectkit.train.trainer import Trainer, TrainerConfig
 from tests.train.training import objective
@@ -58,7 +58,7 @@ class Gloo:
 def build_trainer(source: Path, processes: Processes) -> Trainer:
     player: LoadedModel = load_player(source, "policy", device="cpu")
     critic = Critic(player)
-    settings = Settings(learning_rate=1e-3, minibatch=40, max_tokens=400, max_grad_norm=1.0)
+    settings = LearnerSettings(learning_rate=1e-3, minibatch=40, max_tokens=400, max_grad_norm=1.0)
     learner = LocalLearner(player, settings, critic, processes=processes)
     spread = {"scorer": learner.scorer, "team": processes} if processes.sharded else {}
     agent = TwoPlayerAgent(LocalSampler(player, watch=learner.observe, **spread))

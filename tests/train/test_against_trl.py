@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from reflectkit.models.load import LoadedModel, Reference, save_player
 from reflectkit.models.rows import left_pad
 from reflectkit.models.tiny import build_tokenizer
-from reflectkit.train.learner import LocalLearner, Settings
+from reflectkit.train.learner import LearnerSettings, LocalLearner
 from reflectkit.types import Sample
 
 CPU = torch.device("cpu")
@@ -81,7 +81,9 @@ def compare(tmp_path: Path, mean: str, loss_type: str, beta: float, **correction
     tokenizer = build_tokenizer(["some words to merge"], [], vocabulary=300)
     model, start = llama(len(tokenizer), 0), llama(len(tokenizer), 1)
     samples = rows(model)
-    settings = Settings(learning_rate=0.0, clip=0.2, entropy=0.0, kl=beta, max_grad_norm=1e9, mean=mean, **corrections)
+    settings = LearnerSettings(
+        learning_rate=0.0, clip=0.2, entropy=0.0, kl=beta, max_grad_norm=1e9, mean=mean, **corrections
+    )
     player = LoadedModel(model, tokenizer, "policy")
     learner = LocalLearner(player, settings, reference=Reference(player, copy=start) if beta else None)
     figures = learner.update(samples, random.Random(0)).figures

@@ -17,8 +17,8 @@ from reflectkit.models.load import LoadedModel, averaged_player
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
-from reflectkit.train import batch
-from reflectkit.train.learner import LocalLearner, Settings
+from reflectkit.train import training_rows
+from reflectkit.train.learner import LearnerSettings, LocalLearner
 from reflectkit.train.losses import divergence, on_policy_enough
 from reflectkit.types import Sample, Trajectory
 
@@ -34,7 +34,7 @@ def played_with_hints(policy: LoadedModel, count: int = 4, **settings: float) ->
 def choice_rows(policy: LoadedModel, played: list[Trajectory]) -> list[Sample]:
     numbers = [[0.0] * len(trajectory.turns) for trajectory in played]
     labels = {Taxi.choices: label_ids(policy.tokenizer, 6)}
-    return batch.rows(played, numbers, numbers, labels, with_distillation=True, with_reward=False)
+    return training_rows.rows(played, numbers, numbers, labels, with_distillation=True, with_reward=False)
 
 
 def text_rows() -> list[Sample]:
@@ -111,7 +111,9 @@ def test_the_gradient_is_that_of_one_pass_a_token(policy: LoadedModel, text: boo
     (2.5 * expected).backward()
     wanted = {name: weight.grad.clone() for name, weight in policy.model.named_parameters() if weight.grad is not None}
 
-    settings = Settings(learning_rate=0.0, max_grad_norm=1e9, entropy=1.0, distill=2.5, divergence=kind, mean=mean)
+    settings = LearnerSettings(
+        learning_rate=0.0, max_grad_norm=1e9, entropy=1.0, distill=2.5, divergence=kind, mean=mean
+    )
     for share, max_tokens in ((False, 16384), (True, 16384), (False, 1)):
         learner = LocalLearner(policy, replace(settings, share_prefixes=share, max_tokens=max_tokens), teacher=teacher)
         figures = learner.update(samples, random.Random(0)).figures
@@ -140,9 +142,9 @@ def test_rows_with_rewards_keep_their_loss_where_others_are_distilled(policy: Lo
     played = played_with_hints(policy)
     numbers = [[1.0] * len(trajectory.turns) for trajectory in played]
     labels = {Taxi.choices: label_ids(policy.tokenizer, 6)}
-    rewarded = batch.rows(played[:2], numbers[:2], numbers[:2], labels)
-    extra = batch.rows(played[2:], numbers[2:], numbers[2:], labels, with_distillation=True, with_reward=False)
-    settings = Settings(learning_rate=0.0, max_grad_norm=1e9)
+    rewarded = training_rows.rows(played[:2], numbers[:2], numbers[:2], labels)
+    extra = training_rows.rows(played[2:], numbers[2:], numbers[2:], labels, with_distillation=True, with_reward=False)
+    settings = LearnerSettings(learning_rate=0.0, max_grad_norm=1e9)
     alone = LocalLearner(policy, settings).update(rewarded, random.Random(0)).figures
     both = LocalLearner(policy, settings).update([*rewarded, *extra], random.Random(0)).figures
     assert all(sample.only_distilled for sample in extra)

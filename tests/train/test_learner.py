@@ -19,9 +19,9 @@ from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
-from reflectkit.train import batch, learner
+from reflectkit.train import learner, training_rows
 from reflectkit.train.critic import Critic
-from reflectkit.train.learner import LocalLearner, Settings
+from reflectkit.train.learner import LearnerSettings, LocalLearner
 from reflectkit.train.losses import weighted_loss
 from reflectkit.train.microbatch import Unit, minibatches, packed_as_trees, score, units
 from reflectkit.types import Decision, Message, Observation, Sample, Status, Task, Trajectory, Turn
@@ -34,7 +34,7 @@ def test_ratio_starts_at_exactly_one(
 ) -> None:
     played = play(policy, reflector_player if with_reflector else None, temperature=temperature, reflect_prob=0.5)
     samples = rows_of(policy, played)
-    learner = LocalLearner(policy, Settings(learning_rate=1e-3, minibatch=10_000, temperature=temperature))
+    learner = LocalLearner(policy, LearnerSettings(learning_rate=1e-3, minibatch=10_000, temperature=temperature))
     figures = learner.update(samples, random.Random(0)).figures
     assert figures["ratio_deviation"] < 1e-5
     assert figures["gradient_norm"] > 0
@@ -51,7 +51,7 @@ def test_adjacent_decisions_of_equal_returns_are_weighted_apart(policy: LoadedMo
     with torch.no_grad():
         now = score(policy.model, [stub], units([stub]), policy.pad_id, 1.0).logprob_N.tolist()
     older = replace(stub, logprobs=(0.0, *(logprob + math.log(2) for logprob in now)))
-    settings = Settings(learning_rate=1e-9, loss=weighted_loss)
+    settings = LearnerSettings(learning_rate=1e-9, loss=weighted_loss)
     figures = LocalLearner(policy, settings).update([older], random.Random(0)).figures
     assert figures["loss"] == pytest.approx(-0.5 * sum(now) / 2, rel=1e-4)
 
@@ -59,7 +59,7 @@ def test_adjacent_decisions_of_equal_returns_are_weighted_apart(policy: LoadedMo
 def test_sharing_a_prompts_forward_changes_nothing(policy: LoadedModel) -> None:
     """Ten copies of the rows give the gradient of one copy."""
     samples = rows_of(policy, play(policy, count=6))
-    settings = Settings(learning_rate=0.0, minibatch=10_000, max_grad_norm=1e9)
+    settings = LearnerSettings(learning_rate=0.0, minibatch=10_000, max_grad_norm=1e9)
     once = LocalLearner(policy, settings).update(samples, random.Random(0)).figures
     tenfold = LocalLearner(policy, settings).update(samples * 10, random.Random(0)).figures
     assert tenfold["gradient_norm"] == pytest.approx(once["gradient_norm"], rel=1e-4)
@@ -71,14 +71,14 @@ def test_an_entropy_rate_of_0_leaves_the_bonus_out(policy: LoadedModel) -> None:
     samples = rows_of(policy, play(policy, count=6))
     norms = []
     for entropy, rate in ((0.0, 1.0), (0.5, 0.0), (0.5, 1.0)):
-        learner = LocalLearner(policy, Settings(learning_rate=0.0, minibatch=10_000, entropy=entropy))
+        learner = LocalLearner(policy, LearnerSettings(learning_rate=0.0, minibatch=10_000, entropy=entropy))
         norms.append(learner.update(samples, random.Random(0), entropy_rate=rate).figures["gradient_norm"])
     assert norms[0] == pytest.approx(norms[1], rel=1e-6) != pytest.approx(norms[2], rel=1e-3)
 
 
 def test_the_entropy_bonus_alone_spreads_the_policy(policy: LoadedModel) -> None:
     rows = [replace(row, advantages=(0.0,) * len(row.tokens)) for row in rows_of(policy, play(policy, count=6))]
-    learner = LocalLearner(policy, Settings(learning_rate=1e-4, minibatch=10_000, entropy=1.0))
+    learner = LocalLearner(policy, LearnerSettings(learning_rate=1e-4, minibatch=10_000, entropy=1.0))
     before, after = (learner.update(rows, random.Random(0)).figures["entropy"] for _ in range(2))
     assert after > before
 
@@ -125,7 +125,7 @@ def test_out_of_memory_halves_the_micro_batch_and_repeats(policy: LoadedModel) -
         return inner(input_ids=input_ids, **arguments)
 
     trunk.forward = forgetful
-    settings = Settings(learning_rate=0.0, minibatch=10_000, max_grad_norm=1e9, max_tokens=2000)
+    settings = LearnerSettings(learning_rate=0.0, minibatch=10_000, max_grad_norm=1e9, max_tokens=2000)
     learner = LocalLearner(policy, settings, notify=told.append)
     learner.update(samples, random.Random(0))
     assert learner.max_tokens <= 700
@@ -149,24 +149,24 @@ def test_text_ratio_starts_at_one_and_the_stop_token_is_trained(policy: LoadedMo
     (stop,) = policy.tokenizer("\n")["input_ids"]
     assert any(turn.decision.token_ids[-1] == stop for one in played for turn in one.turns)
     found = objective("reinforce", baseline="none", normalize=False).estimate(played)
-    samples = batch.rows(played, [[1.0]] * 6, found.returns, {})
+    samples = training_rows.rows(played, [[1.0]] * 6, found.returns, {})
     assert all(sample.loss_mask[-1] == 1 and sum(sample.loss_mask) == len(played[0].turns[0].decision.token_ids)
                for sample in samples[:1])  # fmt: skip
-    figures = LocalLearner(policy, Settings(learning_rate=1e-3)).update(samples, random.Random(0)).figures
+    figures = LocalLearner(policy, LearnerSettings(learning_rate=1e-3)).update(samples, random.Random(0)).figures
     assert figures["ratio_deviation"] < 1e-5
 
 
 def test_ppo_stops_early_when_it_has_moved_too_far(policy: LoadedModel) -> None:
     samples = rows_of(policy, play(policy, count=4))
     for target, steps in ((0.0, 2), (1e-6, 1)):  # the first has moved it, the second is not made
-        settings = Settings(learning_rate=1e-2, epochs=2, max_grad_norm=10.0, target_kl=target)
+        settings = LearnerSettings(learning_rate=1e-2, epochs=2, max_grad_norm=10.0, target_kl=target)
         assert LocalLearner(policy, settings).update(samples, random.Random(0)).figures["gradient_steps"] == steps
 
 
 def test_the_learning_rate_adapts_to_a_target_kl(policy: LoadedModel) -> None:
     samples = rows_of(policy, play(policy, count=4))
     # 1. A far target: the rate begins at a tenth of the peak, and each of two further steps raises it by half.
-    settings = Settings(learning_rate=1e-6, epochs=3, max_grad_norm=10.0, target_kl=1.0)
+    settings = LearnerSettings(learning_rate=1e-6, epochs=3, max_grad_norm=10.0, target_kl=1.0)
     near = LocalLearner(policy, settings)
     assert near.update(samples, random.Random(0)).figures["learning_rate"] == pytest.approx(1e-6 * 0.1 * 1.5**2)
     # 2. A resumed learner continues at this rate, and does not exceed the peak.
@@ -187,7 +187,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(policy: LoadedModel) ->
     samples = [replace(sample, advantages=(math.nan,) * len(sample.tokens)) for sample in rows_of(policy, play(policy))]
     before = [weight.detach().clone() for weight in policy.model.parameters()]
     with pytest.raises(DivergedError, match="the update diverged") as caught:
-        LocalLearner(policy, Settings(learning_rate=1e-3)).update(samples, random.Random(0))
+        LocalLearner(policy, LearnerSettings(learning_rate=1e-3)).update(samples, random.Random(0))
     assert len(caught.value.samples) == len(samples)
     assert all(torch.equal(old, new) for old, new in zip(before, policy.model.parameters(), strict=True))
 
@@ -196,7 +196,7 @@ def test_a_step_after_which_a_weight_is_not_finite_is_an_error(policy: LoadedMod
     """The losses and gradients of a first step are finite whatever the learning rate."""
     samples = rows_of(policy, play(policy))
     with pytest.raises(DivergedError, match="a weight became NaN or infinite") as caught:
-        LocalLearner(policy, Settings(learning_rate=1e308)).update(samples, random.Random(0))
+        LocalLearner(policy, LearnerSettings(learning_rate=1e308)).update(samples, random.Random(0))
     assert len(caught.value.samples) == len(samples)
 
 
@@ -224,7 +224,7 @@ def test_old_rows_are_weighted_and_never_fresh(policy: LoadedModel) -> None:
 
 def test_replayed_values_are_the_critics_of_today(policy: LoadedModel) -> None:
     critic = Critic(policy)
-    learner = LocalLearner(policy, Settings(learning_rate=1e-3), critic)
+    learner = LocalLearner(policy, LearnerSettings(learning_rate=1e-3), critic)
     played = play(policy, critic=critic)
     prompts = [turn.decision.prompt_ids for one in played for turn in one.turns]
     assert learner.values(prompts) == pytest.approx([0.0] * len(prompts))
@@ -246,7 +246,7 @@ def test_whose_weights_the_critics_errors_move(policy: LoadedModel, trunk: str, 
     played = play(policy, critic=critic)
     values = [[turn.decision.value or 0.0 for turn in one.turns] for one in played]
     samples = [replace(sample, advantages=(0.0,) * len(sample.tokens)) for sample in rows_of(policy, played, values)]
-    learner = LocalLearner(policy, Settings(learning_rate=0.0, entropy=0.0, max_grad_norm=1e9), critic)
+    learner = LocalLearner(policy, LearnerSettings(learning_rate=0.0, entropy=0.0, max_grad_norm=1e9), critic)
     learner.update(samples, random.Random(0))
     norm = sum(float(weight.grad.abs().sum()) for weight in policy.model.parameters() if weight.grad is not None)
     assert (norm > 0) == moves
@@ -282,7 +282,7 @@ def test_text_turns_make_one_row_while_the_prompt_grows() -> None:
     task = Task("t", "e", "l", "g", {})
     turns = (turn((1, 2), (3, 4)), turn((1, 2, 3, 4, 5), (6,)), turn((9,), (7, 8)))  # the third prompt was rebuilt
     played = [Trajectory(task, 0, turns, Status.COMPLETED, True)]
-    first, second = batch.rows(played, [[1.0, 2.0, 3.0]], [[4.0, 5.0, 6.0]], {}, [[0.1, 0.2, 0.3]])
+    first, second = training_rows.rows(played, [[1.0, 2.0, 3.0]], [[4.0, 5.0, 6.0]], {}, [[0.1, 0.2, 0.3]])
     assert first.tokens == (1, 2, 3, 4, 5, 6)
     assert first.loss_mask == (0, 0, 1, 1, 0, 1)
     assert first.decisions == (-1, -1, 0, 0, -1, 1)
@@ -303,7 +303,7 @@ def test_minibatches_cut_units_where_they_must() -> None:
 def test_aborted_episodes_are_never_trained_on(policy: LoadedModel) -> None:
     played = play(policy)
     spoiled = [replace(trajectory, status=Status.ABORTED, success=True) for trajectory in played[:-1]]
-    kept = batch.trainable([*spoiled, played[-1]])
+    kept = training_rows.trainable([*spoiled, played[-1]])
     assert kept == [played[-1]]
     assert len(rows_of(policy, [*spoiled, played[-1]])) == len(played[-1].turns)
 

@@ -19,7 +19,7 @@ from reflectkit.models.load import LoadedModel, save_player, with_adapter
 from reflectkit.sampling.base import Opening
 from reflectkit.sampling.config import backend
 from reflectkit.train.curriculum import Level
-from reflectkit.train.learner import LocalLearner, Settings
+from reflectkit.train.learner import LearnerSettings, LocalLearner
 from reflectkit.train.rl_config import StalenessConfig
 from reflectkit.train.trainer import Trainer, TrainerConfig
 from reflectkit.types import Task
@@ -54,7 +54,7 @@ def build_trainer(
     row = backend(f"{kind}:{server.url}")
     sampler = row.open(Opening(server.root, "cpu", player), row.settings(server_patience_s=60.0))
     own = objective("reinforce", baseline="none", normalize=False, group_size=1)
-    settings = Settings(learning_rate=learning_rate, loss=own.loss, max_grad_norm=10.0, mismatch=True,
+    settings = LearnerSettings(learning_rate=learning_rate, loss=own.loss, max_grad_norm=10.0, mismatch=True,
         agrees_with="" if staleness else f"{kind}:{server.url}", is_cap=2.0 if staleness else 0.0)  # fmt: skip
     limits = StalenessConfig(max_staleness=staleness)
     config = TrainerConfig([LEVELS[answer]], UPDATES, 8, own, seed=0, width=8, staleness=limits)

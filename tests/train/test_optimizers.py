@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from reflectkit.models.load import LoadedModel, load_player, save_player
-from reflectkit.train.learner import LocalLearner, Settings
+from reflectkit.train.learner import LearnerSettings, LocalLearner
 from reflectkit.train.optimizers import new_optimizer
 from reflectkit.train.plan import optimizer_size
 from tests.train.training import play, rows_of
@@ -80,7 +80,7 @@ def test_an_update_in_bfloat16_goes_on_where_it_was_saved(policy: LoadedModel, t
 
     def learner_of(folder: Path) -> LocalLearner:
         player = load_player(folder, "policy", device="cpu", dtype="bfloat16")
-        return LocalLearner(player, Settings(learning_rate=RATE, minibatch=10_000))
+        return LocalLearner(player, LearnerSettings(learning_rate=RATE, minibatch=10_000))
 
     whole = learner_of(tmp_path / "start")
     rows = rows_of(whole.player, play(whole.player))

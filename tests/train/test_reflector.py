@@ -17,7 +17,7 @@ from reflectkit.models.load import LoadedModel
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train.curriculum import Level
-from reflectkit.train.learner import LocalLearner, LossOutput, Settings
+from reflectkit.train.learner import LearnerSettings, LocalLearner, LossOutput
 from reflectkit.train.reflector import Branch, Compared, ReflectorTrainer, advantages, by_return, rows
 from reflectkit.train.rl_config import ReflectorTrainingConfig
 from reflectkit.train.trainer import Trainer, TrainerConfig
@@ -59,13 +59,13 @@ def trainer_of_both(observations: Any, **settings: Any) -> Trainer:
     favour(reflecting, ["\n"], 3.0)  # so that some comments end
     reflector = Reflector(LocalSampler(reflecting, rank=0), max_new_tokens=5)
     agent = TwoPlayerAgent(LocalSampler(policy), reflector)
-    learning = Settings(learning_rate=1e-3, entropy=0.0, temperature=settings.get("temperature", 1.0))
+    learning = LearnerSettings(learning_rate=1e-3, entropy=0.0, temperature=settings.get("temperature", 1.0))
     second = ReflectorTrainer(
         LocalLearner(reflecting, learning), ReflectorTrainingConfig(every=1, states=6, comments=3, **settings)
     )
     level = Level("full", Taxi.taskset.tasks("full")[:20], lambda: make("taxi", 6))
     config = TrainerConfig([level], 4, 8, objective("reinforce", group_size=1), seed=0, width=8)
-    return Trainer(config, agent, LocalLearner(policy, Settings(learning_rate=1e-3)), reflector_trainer=second)
+    return Trainer(config, agent, LocalLearner(policy, LearnerSettings(learning_rate=1e-3)), reflector_trainer=second)
 
 
 def weights(player: LoadedModel) -> dict[str, torch.Tensor]:
@@ -101,7 +101,7 @@ def test_only_the_reflector_learns_in_its_turn_from_the_tokens_it_sampled(observ
 def test_a_rate_of_0_measures_the_comments_alone(observations: Any) -> None:
     trainer = trainer_of_both(observations)
     assert trainer.reflector_trainer is not None
-    still = LocalLearner(trainer.reflector_trainer.learner.player, Settings(learning_rate=0.0))
+    still = LocalLearner(trainer.reflector_trainer.learner.player, LearnerSettings(learning_rate=0.0))
     config = trainer.reflector_trainer.config.model_copy(update={"learning_rate": 0.0})
     trainer.reflector_trainer = ReflectorTrainer(still, config)
     before = weights(still.player)

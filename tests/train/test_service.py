@@ -31,7 +31,7 @@ from reflectkit.sampling import checks
 from reflectkit.sampling.service import label_logprobs, label_rows
 from reflectkit.sampling.wire import GoneError
 from reflectkit.train import build
-from reflectkit.train.learner import LocalLearner, Settings
+from reflectkit.train.learner import LearnerSettings, LocalLearner
 from reflectkit.train.service_learner import ServiceLearner
 from reflectkit.types import Message, Observation, Sample
 from tests.train.fake_service import ALPHA, FakeAdapter, FakeService
@@ -116,7 +116,7 @@ def test_an_update_there_equals_one_here(policy: LoadedModel, tmp_path: Path, ca
     own_loss = case == "texts by its own loss"
     if own_loss:
         rows = [dataclasses.replace(row, replayed=False) for row in rows]
-    settings = Settings(learning_rate=1e-3, **CASES[case])
+    settings = LearnerSettings(learning_rate=1e-3, **CASES[case])
 
     here = with_adapter(load_player(tmp_path / "base", device="cpu"), 4, ALPHA, seed=0)
     reference = starting_player(here, tmp_path / "base", True, "cpu") if settings.kl else None
@@ -283,7 +283,7 @@ def test_log_probabilities_of_other_weights_are_not_learned_from(policy: LoadedM
     save_player(tmp_path / "base", policy)
     service = FakeService(tmp_path / "base")
     adapter = FakeAdapter(service, with_adapter(load_player(tmp_path / "base", device="cpu"), 4, ALPHA, seed=0))
-    settings = Settings(learning_rate=1e-3, mismatch=True, agrees_with="tinker:http://fake")
+    settings = LearnerSettings(learning_rate=1e-3, mismatch=True, agrees_with="tinker:http://fake")
     learner = ServiceLearner(adapter, policy.tokenizer, str(tmp_path / "base"), settings, {})
     rows = [
         dataclasses.replace(row, logprobs=tuple(value - 2.0 * bool(trained) for value, trained in

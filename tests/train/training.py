@@ -21,11 +21,11 @@ from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.prompts import label, policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
-from reflectkit.train import batch
+from reflectkit.train import training_rows
 from reflectkit.train.algorithms import AlgorithmConfig
 from reflectkit.train.critic import Critic
 from reflectkit.train.curriculum import Level
-from reflectkit.train.learner import LocalLearner, Settings
+from reflectkit.train.learner import LearnerSettings, LocalLearner
 from reflectkit.train.losses import TrainedTokens
 from reflectkit.train.trainer import Trainer, TrainerConfig
 from reflectkit.types import Decision, Message, Observation, Sample, Task, Trajectory
@@ -61,21 +61,23 @@ def play(
     **settings: Any,
 ) -> list[Trajectory]:
     tasks = Taxi.taskset.tasks("full")[:: 300 // count]
-    learner = LocalLearner(policy, Settings(learning_rate=0.0), critic)
+    learner = LocalLearner(policy, LearnerSettings(learning_rate=0.0), critic)
     agent = agent_of(policy, reflector, learner.observe, **settings)
     played = rollout([Episode(task, index) for index, task in enumerate(tasks)], lambda: make("taxi", 10), agent)
     return learner.valued(played)
 
 
 def rows_of(policy: LoadedModel, played: Sequence[Trajectory], values: list[list[float]] | None = None) -> list[Sample]:
-    kept = batch.trainable(played)
+    kept = training_rows.trainable(played)
     found = objective("ppo" if values else "reinforce").estimate(kept, [], values or [])
-    return batch.rows(kept, found.advantages, found.returns, {Taxi.choices: label_ids(policy.tokenizer, 6)}, values)
+    return training_rows.rows(
+        kept, found.advantages, found.returns, {Taxi.choices: label_ids(policy.tokenizer, 6)}, values
+    )
 
 
 def gradients_after(policy: LoadedModel, samples: list[Sample], **settings: Any) -> dict[str, torch.Tensor]:
     """The policy's gradients after one update that does not move it."""
-    LocalLearner(policy, Settings(learning_rate=0.0, minibatch=10_000, max_grad_norm=1e9, **settings)).update(
+    LocalLearner(policy, LearnerSettings(learning_rate=0.0, minibatch=10_000, max_grad_norm=1e9, **settings)).update(
         samples, random.Random(0)
     )
     return {name: weight.grad.clone() for name, weight in policy.model.named_parameters() if weight.grad is not None}
@@ -103,7 +105,7 @@ def build_trainer(
     """A trainer of `player` in the long corridor, or in `levels`."""
     known = levels or [Level("long", Corridor.taskset.tasks("long"), lambda: make("corridor", 16))]
     options = {"learning_rate": 1e-3, "entropy": 0.003, "max_grad_norm": 1.0, "loss": objective.loss}
-    learner = LocalLearner(player, Settings(**{**options, **settings}), critic)
+    learner = LocalLearner(player, LearnerSettings(**{**options, **settings}), critic)
     repeats = 4 if objective.compares_groups else 1
     algo = objective.model_copy(update={"group_size": repeats, "replay_size": replay})
     config = TrainerConfig(known, steps, episodes, algo, seed=0, width=12, advance_at=advance_at)

@@ -5,7 +5,7 @@ the environment. A prompt's own `metadata["reflectkit"]` overrides it, e.g. by `
 of an evaluation set. The reflector is the model named "reflector" in the file of `--sglang-config`.
 
 A conversation whose prompts only grow is one row; where a chat template rewrites the history, and
-at each choice, a new row starts (`train/batch.py`). The rows share their `rollout_id`, so that
+at each choice, a new row starts (`train/training_rows.py`). The rows share their `rollout_id`, so that
 slime's loss counts the episode once.
 """
 
@@ -37,7 +37,7 @@ from reflectkit.rollouts.episode import Episode, play
 from reflectkit.rollouts.wrappers import Checked, checked
 from reflectkit.sampling.base import SampleOutput, SampleRequest
 from reflectkit.seeding import derive
-from reflectkit.train.batch import rows
+from reflectkit.train.training_rows import rows
 from reflectkit.types import (
     SCORE,
     Decision,
