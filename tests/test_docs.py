@@ -259,3 +259,19 @@ def test_examples_in_docstrings_print_what_they_say(name: str) -> None:
     result = doctest.testmod(importlib.import_module(name))
     assert result.attempted > 0
     assert result.failed == 0
+
+
+NAMED = re.compile(r"`([\w/]+)\.py`: ((?:`[\w.]+`(?:, )?)+)")
+
+
+def test_the_design_page_names_code_where_it_is() -> None:
+    """Each function or class that stands after a file on the page is defined in that file."""
+    named = NAMED.findall((DOCS / "design.md").read_text("utf-8"))
+    assert len(named) > 30
+    for path, names in named:
+        module = importlib.import_module(f"reflectkit.{path.replace('/', '.')}")
+        for name in re.findall(r"`([\w.]+)`", names):
+            value: object = module
+            for part in name.split("."):
+                value = getattr(value, part)
+            assert getattr(value, "__module__", module.__name__) == module.__name__, name
