@@ -137,7 +137,6 @@ class RlftSettings(TypedDict, total=False):
     price_sampled: float
     price_trained: float
 
-
 class SftSettings(TypedDict, total=False):
     """Of `sft`."""
 
@@ -196,7 +195,6 @@ class SftSettings(TypedDict, total=False):
     price_sampled: float
     price_trained: float
 
-
 class EvaluateSettings(TypedDict, total=False):
     """Of `evaluate`."""
 
@@ -253,7 +251,6 @@ class EvaluateSettings(TypedDict, total=False):
     service_timeout_s: float
     service_rows: int
 
-
 class GenTrajectorySettings(TypedDict, total=False):
     """Of `gen-trajectory`."""
 
@@ -286,7 +283,6 @@ class GenTrajectorySettings(TypedDict, total=False):
     force: bool
     keep: bool
 
-
 class SplitSettings(TypedDict, total=False):
     """Of `split`."""
 
@@ -301,7 +297,6 @@ class SplitSettings(TypedDict, total=False):
     threads: int
     force: bool
     keep: bool
-
 
 class GenSftSettings(TypedDict, total=False):
     """Of `gen-sft`."""
