@@ -31,7 +31,7 @@ Player: TypeAlias = "str | Path | Result"
 
 def module() -> str:
     """The text of the module."""
-    return "\n\n".join([HEAD, *map(keywords, COMMANDS)]) + "\n"
+    return "\n\n".join([HEAD, *map(keywords, COMMANDS)])
 
 
 def keywords(command: str) -> str:
@@ -44,7 +44,8 @@ def keywords(command: str) -> str:
             rows |= {leaf.name: leaf for leaf in others if leaf.name not in rows}
     fields = [f"    {name}: {annotation(leaf)}" for name, leaf in rows.items() if name != "env"]
     title = "".join(part.capitalize() for part in command.split("-"))
-    return "\n".join([f"class {title}Settings(TypedDict, total=False):", f'    """Of `{command}`."""', "", *fields])
+    head = [f"class {title}Settings(TypedDict, total=False):", f'    """Of `{command}`."""', ""]
+    return "\n".join([*head, *fields, ""])
 
 
 def annotation(leaf: Leaf) -> str:

@@ -137,6 +137,7 @@ class RlftSettings(TypedDict, total=False):
     price_sampled: float
     price_trained: float
 
+
 class SftSettings(TypedDict, total=False):
     """Of `sft`."""
 
@@ -195,6 +196,7 @@ class SftSettings(TypedDict, total=False):
     price_sampled: float
     price_trained: float
 
+
 class EvaluateSettings(TypedDict, total=False):
     """Of `evaluate`."""
 
@@ -251,6 +253,7 @@ class EvaluateSettings(TypedDict, total=False):
     service_timeout_s: float
     service_rows: int
 
+
 class GenTrajectorySettings(TypedDict, total=False):
     """Of `gen-trajectory`."""
 
@@ -283,6 +286,7 @@ class GenTrajectorySettings(TypedDict, total=False):
     force: bool
     keep: bool
 
+
 class SplitSettings(TypedDict, total=False):
     """Of `split`."""
 
@@ -297,6 +301,7 @@ class SplitSettings(TypedDict, total=False):
     threads: int
     force: bool
     keep: bool
+
 
 class GenSftSettings(TypedDict, total=False):
     """Of `gen-sft`."""
