@@ -189,10 +189,13 @@ def _adapter_on(base: Any, base_name: str, folder: Path) -> Any:
     """
     from peft import PeftModel
 
+    from reflectkit.models.lora import join_products
+
     _resize_embeddings(base, folder)
     model = PeftModel.from_pretrained(base, str(folder), is_trainable=True)
     model.peft_config[POLICY_ADAPTER].base_model_name_or_path = base_name
     _refuse_missing_adapter(model, folder)
+    join_products(model)
     return model
 
 
@@ -268,6 +271,8 @@ def with_adapter(
     from peft import LoraConfig, PeftModel, get_peft_model
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
+    from reflectkit.models.lora import join_products
+
     if isinstance(player.model, PeftModel):
         raise ConfigError(
             "the model already has a LoRA adapter, which will be trained further; omit --lora-r"
@@ -302,6 +307,7 @@ def with_adapter(
             raise ConfigError(
                 f"peft cannot adapt {targets or ALL_LINEAR}; use --lora-targets {usable}"
             ) from None
+    join_products(adapted)
     return replace(player, model=adapted)
 
 

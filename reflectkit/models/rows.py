@@ -40,6 +40,7 @@ from reflectkit.models.architecture import (
     takes_positions,
     text_config,
 )
+from reflectkit.models.attention import fast_attention
 
 SHORTEST_PREFIX = 8  # tokens; a shorter common prefix is not worth a separate pass
 DEPTH = 3  # how often a row may leave another one; deeper branches are read again
@@ -647,7 +648,8 @@ def read(
                 recording=all_states and not states,
                 states=states,
             )
-        output = trunk(**arguments, use_cache=has_cache)
+        with fast_attention(trunk, arguments, past):
+            output = trunk(**arguments, use_cache=has_cache)
 
         # 4. Where the chunks are in it
         width = arguments["input_ids"].shape[1]

@@ -31,6 +31,7 @@ from reflectkit.models.architecture import (
     trunk_of,
     unwrapped,
 )
+from reflectkit.models.attention import fast_attention
 from reflectkit.models.labels import LabelPath, Trie, on_paths, separate_labels, trie
 from reflectkit.models.rows import (
     Plan,
@@ -87,7 +88,10 @@ class Scorer(nn.Module):
         """
         # 1. The trunk, then the head at these places
         if has_plain_head(self.model):
-            output = trunk_of(self.model)(input_ids=input_ids_BT, use_cache=False, **arguments)
+            trunk = trunk_of(self.model)
+            arguments["input_ids"] = input_ids_BT
+            with fast_attention(trunk, arguments):
+                output = trunk(**arguments, use_cache=False)
             hidden_ND = output.last_hidden_state[row_N, place_N]
             return hidden_ND, head_logits(self.model, hidden_ND, label_ids_NK)
 
@@ -481,8 +485,9 @@ def _hidden(
         reading = read(trunk, plan_tree(rows), pad_id)
         return reading.hidden_at(places)
     device = next(model.parameters()).device
-    input_ids_BT = right_pad(rows, pad_id, device)
-    output = trunk(input_ids=input_ids_BT, use_cache=False)
+    arguments = {"input_ids": right_pad(rows, pad_id, device)}
+    with fast_attention(trunk, arguments):
+        output = trunk(**arguments, use_cache=False)
     row_N, place_N = torch.tensor(places, device=device).unbind(dim=1)
     return output.last_hidden_state[row_N, place_N]
 
