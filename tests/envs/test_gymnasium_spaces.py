@@ -114,6 +114,26 @@ def test_a_mask_is_for_each_combination_or_for_each_part(space: Any, mask: Any, 
 
 
 @pytest.mark.parametrize(
+    ("space", "seen", "shown"),
+    [
+        (Dict(observation=Text(9), action_mask=MultiBinary(6)), {"observation": "a table"}, "a table"),
+        (Dict(cup=Discrete(4), pen=Discrete(4), action_mask=MultiBinary(6)), {"cup": 1, "pen": 3}, "cup: 1, pen: 3"),
+        (Dict(observation=Box(0, 1, (2,)), action_mask=MultiBinary(100)), {"observation": numpy.zeros(2)}, "(0, 0)"),
+    ],
+)
+def test_a_mask_in_the_observation_is_not_shown(space: Any, seen: Any, shown: str) -> None:
+    """The info's mask is the one that counts where both are given."""
+    mask = numpy.array([0, 1, 0, 0, 0, 1], numpy.int8)
+    _, first = begun(GRID, observation_space=space, seen=seen | {"action_mask": mask})
+    assert first.choices == ("(0, 5)", "(1, 6)")
+    assert first.messages[-1].content.strip() == shown
+    _, first = begun(GRID, observation_space=space, seen=seen | {"action_mask": mask}, mask=[1, 0, 0, 0, 0, 0])
+    assert first.choices == ("(0, 4)",)
+    with pytest.raises(ConfigError, match=r"action_mask is .*; give 0 or 1 for each of 6 actions"):
+        begun(GRID, observation_space=space, seen=seen | {"action_mask": [2, 1]})
+
+
+@pytest.mark.parametrize(
     ("space", "mask"),
     [
         (GRID, [1, 1, 1, 0, 1]),

@@ -25,6 +25,7 @@ from gymnasium.utils import seeding
 from reflectkit.env import DEFAULT_HORIZON, Env, Teacher
 from reflectkit.envs.adapters.plain import Choices, settings_of, wrap_class
 from reflectkit.envs.adapters.spaces import (
+    MASK,
     MOST_NUMBERS,
     action_count,
     action_key,
@@ -33,6 +34,7 @@ from reflectkit.envs.adapters.spaces import (
     is_readable,
     legal_actions,
     observation_text,
+    without_mask,
 )
 from reflectkit.errors import ConfigError, brief, code_place, unknown_name, user_code_line
 from reflectkit.prompts import LABELS
@@ -242,7 +244,7 @@ class GymnasiumGame:
         self.action_space = copy.deepcopy(self.env.action_space)
         count = self._count()
         # 2. What it shows: texts, its picture in characters, or numbers
-        seen_space = self.env.observation_space
+        seen_space = without_mask(self.env.observation_space)
         is_text = isinstance(seen_space, spaces.Text)
         self.renders = not is_text and self._begin_to_render(settings)
         if not (is_text or self.renders or is_readable(seen_space)):
@@ -279,19 +281,19 @@ class GymnasiumGame:
         for space in SPACES:
             getattr(bare, space).seed(seed)
         observation, info = self._call("reset", seed=seed)
-        self.choices = self._legal(info)
-        return self._text(observation)
+        self.choices = self._legal(observation, info)
+        return self._text(without_mask(observation))
 
     def step(self, choice: str) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Take the action of this name."""
         # A copy, since a game may change an array
         action = copy.deepcopy(self.actions[self.names.index(choice)])
         observation, reward, terminated, truncated, info = self._call("step", action)
-        self.choices = self._legal(info)
+        self.choices = self._legal(observation, info)
         # Gymnasium's own games tell probabilities in their info, and no results
         if type(self.env.unwrapped).__module__.startswith("gymnasium.envs."):
             info = {}
-        return self._text(observation), reward, terminated, truncated, info
+        return self._text(without_mask(observation)), reward, terminated, truncated, info
 
     def close(self) -> None:
         """Close the game."""
@@ -333,7 +335,7 @@ class GymnasiumGame:
             drawing = self._made(settings, render_mode="ansi")
         except TypeError as error:
             space = self.env.observation_space
-            if is_readable(space):
+            if is_readable(without_mask(space)):
                 return False
             raise ConfigError(
                 f"{type(self).__name__}: its observations are {type(space).__name__}, no text, and"
@@ -394,9 +396,9 @@ class GymnasiumGame:
             f" {values}"
         )
 
-    def _legal(self, info: dict[str, Any]) -> list[str]:
-        """The names of the actions that `info["action_mask"]` allows, as in Gymnasium's Taxi;
-        without one, all.
+    def _legal(self, observation: Any, info: dict[str, Any]) -> list[str]:
+        """The names of the actions that `info["action_mask"]` allows, as in Gymnasium's Taxi, or
+        `observation["action_mask"]`, as in PettingZoo; without one, all.
         """
         # 1. All of the game
         kind = type(self.env.unwrapped)
@@ -408,7 +410,9 @@ class GymnasiumGame:
             )
 
         # 2. Those that are allowed
-        mask = info.get("action_mask")
+        mask = info.get(MASK)
+        if mask is None and isinstance(observation, Mapping):
+            mask = observation.get(MASK)
         if mask is None:
             return self.names
         try:
@@ -428,7 +432,7 @@ class GymnasiumGame:
         # 1. A text, or numbers. What is neither is refused, as in any class with choices
         if isinstance(observation, str) and not self.renders:
             return str(observation)
-        space = self.env.observation_space
+        space = without_mask(self.env.observation_space)
         if isinstance(space, spaces.Text):
             return observation
         if not self.renders:

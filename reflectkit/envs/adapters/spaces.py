@@ -13,6 +13,8 @@ from gymnasium import spaces
 
 from reflectkit.errors import brief
 
+MASK = "action_mask"
+"""The part of an observation, or of an info, that says which actions are legal."""
 MOST_NUMBERS = 64
 """In an observation that is shown as a text."""
 BINARY_MASKS = {0: (1, 0), 1: (0, 1), 2: (1, 1)}
@@ -90,6 +92,20 @@ def action_key(action: Any) -> Hashable:
     if isinstance(action, Integral):
         return int(action)
     raise ValueError(f"no action: {brief(action)}")
+
+
+def without_mask(value: Any) -> Any:
+    """An observation, or the space of observations, without the mask of actions that it may have as
+    one of its parts (PettingZoo's form). What is left is shown without its name if it is one part.
+    """
+    is_space = isinstance(value, spaces.Dict)
+    parts = value.spaces if is_space else value
+    if not isinstance(parts, Mapping) or MASK not in parts:
+        return value
+    others = {name: part for name, part in parts.items() if name != MASK}
+    if len(others) == 1:
+        return next(iter(others.values()))
+    return spaces.Dict(others) if is_space else others
 
 
 def is_readable(space: spaces.Space[Any]) -> bool:
