@@ -21,8 +21,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 COMPARED = (".jsonl", ".json", ".safetensors", ".csv", ".md")
-TIMED = ("_seconds", "_per_second", "commit", "sha256", "outputs", "asked", "checksums")
-"""Endings of the keys of JSON that differ between two runs of the same code."""
+TIMED = ("_seconds", "_per_second", "commit", "sha256", "outputs", "asked", "checksums", "metrics.jsonl")
+"""Endings of the keys of JSON that differ between two runs of the same code; the last is an input of `plot`."""
 
 
 def commit_of(revision: str) -> str:
