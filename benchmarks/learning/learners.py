@@ -27,7 +27,7 @@ from reflectkit.models.refs import ModelRef
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.prompts import policy_prompt
 from reflectkit.sampling.hf import LocalSampler
-from reflectkit.types import Message, Observation
+from reflectkit.types import ANSWERS, Message, Observation
 
 DATA = Path("data")
 """Where a packaged model is converted, once."""
@@ -152,7 +152,7 @@ def train_ours(game: Values | Words, budget: Budget, seed: int, flags: Mapping[s
 def read_choices(player: LoadedModel, values: Values) -> dict[State, list[float]]:
     """The probability of each legal choice in each state, at temperature 1."""
     player.model.eval()
-    agent = TwoPlayerAgent(LocalSampler(player), answer=player.answer)
+    agent = TwoPlayerAgent(LocalSampler(player), answer=answer_of(player))
 
     # 1. States that read alike are scored once.
     alike: dict[tuple[tuple[int, ...], tuple[str, ...]], list[State]] = defaultdict(list)
@@ -176,7 +176,12 @@ def read_choices(player: LoadedModel, values: Values) -> dict[State, list[float]
 def read_prompt(player: LoadedModel, text: str, options: tuple[str, ...]) -> list[int]:
     """The tokens that a policy reads where a game shows `text`."""
     observation = Observation((Message("user", text),), options)
-    return prompt_ids(player.tokenizer, policy_prompt(observation, None, player.answer))
+    return prompt_ids(player.tokenizer, policy_prompt(observation, None, answer_of(player)))
+
+
+def answer_of(player: LoadedModel) -> str:
+    """What the player answers a choice with. A checkpoint says so unless it is the first of `ANSWERS`."""
+    return player.answer or ANSWERS[0]
 
 
 OURS = {

@@ -328,6 +328,8 @@ class TwoPlayerAgent:
         calibration: float = 1.0,
     ) -> None:
         # 1. The policy, and how it answers
+        if answer not in ANSWERS:
+            raise ValueError(f"answer is {answer!r}, and not one of {', '.join(ANSWERS)}")
         self.policy = policy
         self.answer = answer
         self.temperature = temperature
