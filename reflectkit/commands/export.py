@@ -164,15 +164,16 @@ def bring_home(config: ExportConfig, current: Run, progress: Progress) -> Report
     from reflectkit.eventloop import run_sync
     from reflectkit.jsonl import replacing_folder, write_json
     from reflectkit.models.checkpoint_metadata import ROLE_FILE, load_tokenizer, model_facts
-    from reflectkit.sampling.service import loaded, saved_on, unpack
+    from reflectkit.sampling.service import loaded, record_of, saved_on, unpack
 
     source, target = config.policy, config.out_dir
     refuse(
         target.exists() and not config.run.force,
         f"{target} already exists; choose another --out-dir",
     )
+    record = record_of(source)
     facts = model_facts(source)
-    record = facts.pop(SERVICE)
+    del facts[SERVICE]
     service, base = saved_on(record, config.engine)
 
     # The service gives an adapter out as an archive

@@ -448,6 +448,7 @@ def _add_adapter(
 ) -> None:
     """Add another adapter to `model`, called `name`. Raises CheckpointError."""
     try:
+        refuse_damage(Path(folder))
         model.load_adapter(str(folder), adapter_name=name)
         _refuse_missing_adapter(model, Path(folder), name)
     except CheckpointError:

@@ -32,6 +32,7 @@ from reflectkit.models.checkpoint_metadata import (
 )
 from reflectkit.models.hub import looks_local, same_model
 from reflectkit.models.labels import LabelPath, Trie, check_embedded, trie
+from reflectkit.runs.run import refuse_damage
 from reflectkit.sampling import checks
 from reflectkit.sampling.base import SampleOutput, SampleRequest, ScoreMemo, draw_label, tempered
 from reflectkit.sampling.engine import PlayerEngineConfig, ServiceAccess, service_url
@@ -470,6 +471,20 @@ def saved_on(
         return service, base_on_service(names, record["base"], access.service_model, service.url)
 
 
+def record_of(source: str | Path) -> dict[str, Any]:
+    """What checkpoint `source` says of its weights on a training service; empty if they are not
+    there, or it is another model. Raises CheckpointError if one of its files is damaged.
+    """
+    if not looks_local(source):
+        return {}
+    folder = Path(source)
+    record = model_facts(folder).get(SERVICE)
+    if record is None:
+        return {}
+    refuse_damage(folder)
+    return dict(record)
+
+
 def open_saved(
     checkpoint: str,
     role: str,
@@ -482,10 +497,9 @@ def open_saved(
     does not have its weights any more. GoneError: the service is away.
     """
     facts = model_facts(Path(checkpoint)) if looks_local(checkpoint) else {}
-    record = facts.get(SERVICE)
 
     # 1. Weights that were trained there
-    if record is not None:
+    if record := record_of(checkpoint):
         trained_for = check_role(checkpoint, role)
         service, base = saved_on(record, engine)
         with _naming_engine(engine):

@@ -19,7 +19,6 @@ from reflectkit.errors import CheckpointError, ConfigError, DataError, refuse
 from reflectkit.eventloop import run_sync
 from reflectkit.models.checkpoint_metadata import (
     REFLECTOR_FOLDER,
-    SERVICE,
     check_role,
     load_tokenizer,
     model_facts,
@@ -44,6 +43,7 @@ from reflectkit.sampling.service import (
     base_on_service,
     loaded,
     open_service,
+    record_of,
     sampler_of,
 )
 from reflectkit.sampling.service_interface import TrainingService
@@ -398,7 +398,7 @@ def _service_trainer(
 
     # 1. The base on the service, and the adapter that learns; a policy that was trained there is
     # loaded
-    record = dict(run.policy.facts.get(SERVICE) or {})
+    record = record_of(run.policy.text)
     names = run_sync(service.models())
     base_name = record.get("base") or run.policy.text
     base = base_on_service(names, base_name, engine.settings.service_model, service.url)
@@ -461,8 +461,8 @@ def _service_reflector(
     reflector = run.reflector
     if reflector is None or not reflector.has_weights:
         return None
-    record = dict(reflector.facts.get(SERVICE) or {})
     source = reflector.text
+    record = record_of(source)
     base = next((name for name in names if same_model(name, source)), None)
     if record:
         rank, seed = int(record["rank"]), run.config.run.seed

@@ -6,16 +6,24 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+import torch
 from gymnasium.utils.env_checker import check_env
 
 from benchmarks.learning import __main__ as command
 from benchmarks.learning.games import GAMES
-from benchmarks.learning.learners import Budget, Learner, Training
+from benchmarks.learning.learners import Budget, Learner, Training, read_choices, rlft_config
 from benchmarks.learning.measure import LEARNERS, Run
 from benchmarks.learning.results import code_digest, file_digest
 from benchmarks.learning.rivals import GameEnv, train_table
 from benchmarks.learning.values import Values
+from reflectkit.agents.two_player import TwoPlayerAgent
+from reflectkit.commands import rlft
+from reflectkit.console import Quiet
 from reflectkit.jsonl import read_jsonl
+from reflectkit.models.load import load_player
+from reflectkit.models.scoring import choice_logprobs
+from reflectkit.sampling.hf import LocalSampler
+from reflectkit.types import Message, Observation
 
 
 def values_of(name: str) -> Values:
@@ -61,6 +69,21 @@ def test_an_episode_ends_at_the_horizon() -> None:
     env.reset(seed=0)
     ends = [env.step(env.choices.index("wait"))[2:4] for _ in range(env.game.horizon)]
     assert ends == [(False, False)] * (env.game.horizon - 1) + [(False, True)]
+
+
+@pytest.mark.parametrize("answer", ["label", "text"])
+def test_a_policy_is_read_by_the_answers_that_it_learned(answer: str, tmp_path: Path) -> None:
+    values = values_of("signal")
+    rlft.run(rlft_config(values, Budget(1, 8), 0, {"answer": answer}, tmp_path), Quiet())
+    player = load_player(tmp_path / "results" / "run" / "checkpoint-1", device="cpu")
+    agent = TwoPlayerAgent(LocalSampler(player), answer=answer)
+    for state, read in read_choices(player, values).items():
+        options = values.states[state].options
+        seen = Observation((Message("user", values.game.text(state)),), options)
+        with torch.no_grad():
+            prompts, labels = [agent.prompt(seen, None)], [agent.labels(options)]
+            logprobs_BK, _ = choice_logprobs(player.model, prompts, labels, pad_id=player.pad_id)
+        assert read == pytest.approx(logprobs_BK[0].exp().tolist(), abs=1e-5)
 
 
 def test_a_table_of_values_learns_the_signal_in_the_steps_that_it_has() -> None:

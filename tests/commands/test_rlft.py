@@ -18,7 +18,7 @@ from reflectkit.errors import CheckpointError
 from reflectkit.jsonl import read_json, read_jsonl, write_json
 from reflectkit.models.load import load_player
 from reflectkit.prompts import PROMPT_VERSION
-from reflectkit.runs.run import checkpoints
+from reflectkit.runs.run import checkpoints, seal
 from reflectkit.train import build
 from reflectkit.train.learner import PolicyLearner
 from reflectkit.train.loop import ProgressBar
@@ -185,6 +185,23 @@ def test_two_adapters_on_one_base_hold_it_once(corridor_folder: Path) -> None:
     trained = [name for name, weight in policy.model.named_parameters() if weight.requires_grad]
     assert trained
     assert all(".default." in name for name in trained)
+
+
+def test_a_damaged_adapter_does_not_share_a_base(corridor_folder: Path, tmp_path: Path) -> None:
+    from reflectkit.models.load import load_pair
+
+    adapters = {}
+    for role in ("policy", "reflection"):
+        adapters[role] = shutil.copytree(corridor_folder / f"{role}-adapter", tmp_path / role)
+        seal(adapters[role])
+    for folder in adapters.values():
+        weights = folder / "adapter_model.safetensors"
+        content = weights.read_bytes()
+        weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors is damaged"):
+            load_pair(adapters["policy"], adapters["reflection"], device="cpu")
+        weights.write_bytes(content)
+    load_pair(adapters["policy"], adapters["reflection"], device="cpu")
 
 
 def test_memory_compares_chunks_as_mem_alpha_does_unless_told_otherwise() -> None:

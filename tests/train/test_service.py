@@ -28,7 +28,7 @@ from reflectkit.models.load import LoadedModel, load_player, save_player, starti
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.runs.run import checkpoints
 from reflectkit.sampling import checks
-from reflectkit.sampling.service import label_logprobs, label_rows
+from reflectkit.sampling.service import label_logprobs, label_rows, record_of
 from reflectkit.sampling.wire import GoneError
 from reflectkit.train import build
 from reflectkit.train.learner import LearnerSettings, LocalLearner
@@ -451,6 +451,30 @@ def test_a_checkpoint_plays_on_its_service(
         returns.append([json.loads(line)["return"] for line in (report.folder / "episodes.jsonl").open()])
     assert len(service.calls) > asked
     assert returns[0] == returns[1]
+
+
+def test_a_damaged_record_is_not_asked_for(
+    corridor_folder: Path, service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By no command: it might name other weights."""
+    from reflectkit.sampling import service as services
+
+    place = checkpoints(train(corridor_folder, tmp_path, learning_rate=0.05, max_steps=1))[-1]
+    monkeypatch.setattr(services, "open_service", lambda name, settings, notify=None: service)
+    assert record_of(place)["rank"] > 0
+    facts = place / "reflectkit.json"
+    facts.write_text(facts.read_text().replace('"rank": ', '"rank": 1'))
+    asked = len(service.calls)
+    configs = {
+        evaluate.run: evaluate.EvaluateConfig.from_flat(env="corridor", policy=(str(place),), results_dir=tmp_path),
+        export.run: export.ExportConfig.from_flat(policy=place, out_dir=tmp_path / "home", results_dir=tmp_path),
+    }
+    for run, config in configs.items():
+        with pytest.raises(CheckpointError, match=r"reflectkit\.json is damaged"):
+            run(config, Quiet())
+    with pytest.raises(CheckpointError, match=r"reflectkit\.json is damaged"):
+        train(corridor_folder, tmp_path / "again", policy=place, max_steps=1)
+    assert len(service.calls) == asked
 
 
 @pytest.fixture

@@ -26,7 +26,13 @@ from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.checkpoint_metadata import SERVICE, model_facts
 from reflectkit.runs.run import checkpoints, seal
 from reflectkit.sampling import checks
-from reflectkit.sampling.service import ServiceBase, base_on_service, loaded, open_service
+from reflectkit.sampling.service import (
+    ServiceBase,
+    base_on_service,
+    loaded,
+    open_service,
+    record_of,
+)
 from reflectkit.sampling.service_interface import OptimizerStep, ServiceAdapter
 from reflectkit.seeding import generator
 from reflectkit.text import pluralize
@@ -111,7 +117,7 @@ def build(
     models = run_sync(service.models())
 
     # 3. The adapter: a new one, or that of a checkpoint which was trained there
-    earlier = dict(run.start.facts.get(SERVICE) or {})
+    earlier = record_of(run.start.text)
     base = base_on_service(
         models, earlier.get("base") or source, settings.service_model, service.url
     )
