@@ -170,9 +170,9 @@ WORLDS = {
         sft="--max-length 320 --batch-size 8 --learning-rate 1e-3 --group-by-length --save-steps 20",
         rl="--algo ppo --epochs 2 --minibatch 128 --gamma 0.95 --entropy-coef 0.02",
         demonstrated="--demonstrations 300 --noise 0.2",
-        demonstrations=160,
+        demonstrations=40,
         comments="teacher",
-        reflector_steps=150,
+        reflector_steps=600,
         policy_steps=600,
         updates=12,
         episodes=32,
@@ -184,8 +184,9 @@ WORLDS = {
         seeds=3,
         most_seeds=3,
         tries=(
-            {"demonstrations": 160, "policy_steps": 600},
-            {"demonstrations": 160, "policy_steps": 600, "taught": 6},
+            {"demonstrations": 40},
+            {"demonstrations": 80},
+            {"demonstrations": 160},
         ),
     ),
     "explore": World(
