@@ -1,24 +1,29 @@
 """Faults put into the engine, one at a time, each of which a test must notice:
 
-    python -m tests.mutations            # all of them, about ten minutes
+    python -m tests.mutations            # all of them, a few minutes
     python -m tests.mutations kl-sign    # some of them
 
-A fault is a text of the package that is replaced in whatever file it occurs, so it outlives a move. Prints a table, and
-ends with 1 if one survives or a test fails without any.
+A fault is a text of the package that is replaced in whatever file it occurs, so it outlives a move;
+`tests/test_mutations.py` checks that each still occurs once. Prints a table, and ends with 1 if one survives or a test
+fails without any.
 """
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
+LIBRARIES = ("torch", "transformers", "peft")  # which take seconds to import
 FAILED = 1  # pytest's exit code for tests that failed; others mean that none could run
 
 
@@ -35,88 +40,88 @@ class Mutation:
 MUTATIONS = (
     Mutation(
         "mask-off-by-one",
-        "self.mask += [0] * len(new) + [1] * count + [0] * rest",
-        "self.mask += [0] * (len(new) - 1) + [1] * count + [0] * (rest + 1)",
-        ("tests/train/test_learner.py",),
+        "[0] * len(context) + [1] * trained_count + [0] * rest_count",
+        "[0] * (len(context) - 1) + [1] * trained_count + [0] * (rest_count + 1)",
+        ("tests/train/test_learner.py::test_text_turns_make_one_row_while_the_prompt_grows",),
     ),
     Mutation(
         "loss-sign",
         "return -weight_N * tokens.advantage_N * tokens.logprob_N",
         "return weight_N * tokens.advantage_N * tokens.logprob_N",
-        ("tests/train/test_advantages.py",),
+        ("tests/train/test_advantages.py::test_losses_by_hand",),
     ),
     Mutation(
         "seed-without-update",
-        'derive(config.seed, "rollout", step, place * config.algo.repeats + repeat)',
-        'derive(config.seed, "rollout", place * config.algo.repeats + repeat)',
-        ("tests/train/test_rl.py", "tests/rollouts/test_async_rollouts.py"),
+        'derive(config.seed, "rollout", step, place * repeats + repeat)',
+        'derive(config.seed, "rollout", place * repeats + repeat)',
+        ("tests/train/test_rl.py::test_a_group_starts_alike_and_plays_apart",),
     ),
     Mutation(
         "stale-weights",
         "if self._published != self.step:",
         "if self._published is None:",
-        ("tests/train/test_rl.py",),
+        ("tests/train/test_rl.py::test_learns_the_corridor_from_scratch",),
     ),
     Mutation(
         "stop-token-dropped",
         "tuple(row.token_ids), tuple(row.logprobs), version=self.version",
         "tuple(row.token_ids[: len(row.token_ids) - (row.token_ids[-1] in stop_ids)]), "
         "tuple(row.logprobs[: len(row.token_ids) - (row.token_ids[-1] in stop_ids)]), version=self.version",
-        ("tests/train/test_learner.py", "tests/sampling/test_local.py"),
+        ("tests/sampling/test_local.py::test_a_text_keeps_its_stop_token",),
     ),
     Mutation(
         "spread-of-a-sample",
-        "math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))",
-        "math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))",
-        ("tests/train/test_advantages.py",),
+        "return math.sqrt(_squares(values, mean) / len(values))",
+        "return math.sqrt(_squares(values, mean) / (len(values) - 1))",
+        ("tests/train/test_advantages.py::test_replayed_successes_do_not_move_the_baseline",),
     ),
     Mutation(
         "kl-sign",
         "loss = loss + settings.kl * distance",
         "loss = loss - settings.kl * distance",
-        ("tests/train/test_against_trl.py", "tests/train/test_advantages.py"),
+        ("tests/train/test_against_trl.py::test_loss_and_gradients_are_trls",),
     ),
     Mutation(
         "clip-bound",
         "ratio_N.clamp(1 - tokens.clip, above)",
         "ratio_N.clamp(1 - tokens.clip, 2 * above)",
-        ("tests/train/test_advantages.py",),
+        ("tests/train/test_advantages.py::test_losses_by_hand",),
     ),
     Mutation(
         "return-off-by-one",
-        "        following = rewards[index] + gamma * following\n        returns[index] = following\n",
-        "        returns[index] = following\n        following = rewards[index] + gamma * following\n",
-        ("tests/train/test_advantages.py",),
+        "returns[index] = rewards[index] + gamma * next_return\n        next_return = returns[index]\n",
+        "returns[index] = next_return\n        next_return = rewards[index] + gamma * next_return\n",
+        ("tests/train/test_advantages.py::test_returns_by_hand",),
     ),
     Mutation(
         "labels-not-normalised",
         'logits_NC.float().masked_fill(~legal_NC, float("-inf"))',
         "logits_NC.float()",
-        ("tests/models/test_labels.py", "tests/models/test_scoring.py"),
+        ("tests/models/test_labels.py::test_gradients_are_those_of_whole_labels",),
     ),
     Mutation(
         "temperature-ignored",
         "torch.log_softmax(logits_NC / temperature, dim=-1)",
         "torch.log_softmax(logits_NC, dim=-1)",
-        ("tests/models/test_labels.py", "tests/sampling/test_local.py"),
+        ("tests/models/test_labels.py::test_gradients_are_those_of_whole_labels",),
     ),
     Mutation(
         "prompt-cut-at-the-end",
         "for command in reversed(commands):",
         "for command in commands:",
-        ("tests/envs/test_auto_explore.py",),
+        ("tests/envs/test_auto_explore.py::test_a_long_prompt_loses_its_oldest_commands_and_never_the_task",),
     ),
     Mutation(
         "padding-attended-to",
         "mask.append([0] * gap + [1] * len(row))",
         "mask.append([1] * gap + [1] * len(row))",
-        ("tests/models/test_scoring.py", "tests/sampling/test_decoding.py"),
+        ("tests/sampling/test_decoding.py::test_every_width_writes_what_a_row_alone_without_cache_writes",),
     ),
     Mutation(
         "replayed-as-fresh",
         "log_ratio_N = tokens.decision_sum((tokens.logprob_N - tokens.old_logprob_N).detach())",
         "log_ratio_N = tokens.decision_sum((tokens.logprob_N - tokens.logprob_N).detach())",
-        ("tests/train/test_learner.py", "tests/train/test_advantages.py"),
+        ("tests/train/test_learner.py::test_old_rows_are_weighted_and_never_fresh",),
     ),
     Mutation(
         "optimizer-not-restored",
@@ -128,74 +133,111 @@ MUTATIONS = (
         "level-off-by-one",
         "min(step * self.levels // steps, self.levels - 1)",
         "min((step + 1) * self.levels // steps, self.levels - 1)",
-        ("tests/train/test_rl.py",),
+        ("tests/train/test_rl.py::test_curriculum_gives_equal_steps_and_every_task_its_turn",),
     ),
     Mutation(
         "entropy-sign",
-        "loss = policy_loss - settings.entropy * spread",
-        "loss = policy_loss + settings.entropy * spread",
-        ("tests/train/test_advantages.py", "tests/train/test_learner.py"),
+        "loss = policy_loss - self.entropy_rate * settings.entropy * mean_entropy",
+        "loss = policy_loss + self.entropy_rate * settings.entropy * mean_entropy",
+        ("tests/train/test_learner.py::test_the_entropy_bonus_alone_spreads_the_policy",),
     ),
     Mutation(
         "bootstrapped-end",
-        "following = next_value = 0.0",
-        "following, next_value = 0.0, [*values, 0.0][len(values) - 1]",
-        ("tests/train/test_advantages.py",),
+        "next_value = 0.0",
+        "next_value = values[-1] if values else 0.0",
+        ("tests/train/test_advantages.py::test_generalised_advantages_by_hand",),
     ),
     Mutation(
         "baseline-of-itself",
-        "[value - (total - value) / others for value, total in zip(row, sums, strict=True)]",
-        "[value - total / len(rows) for value, total in zip(row, sums, strict=True)]",
-        ("tests/train/test_advantages.py",),
+        "advantages.append(value - other_total / other_count)",
+        "advantages.append(value - math.fsum(values) / len(group_rows))",
+        ("tests/train/test_advantages.py::test_leave_one_out_by_hand",),
     ),
     Mutation(
         "aborted-episodes-trained",
         "if trajectory.status is not Status.ABORTED and trajectory.turns",
         "if trajectory.turns",
-        ("tests/train/test_learner.py", "tests/train/test_rl.py"),
+        ("tests/train/test_learner.py::test_aborted_episodes_are_never_trained_on",),
     ),
 )
 
 
-def apply(mutation: Mutation, package: Path) -> tuple[Path, str]:
-    """Put the fault into `package`; the file, and what it held. Raises SystemExit unless there is exactly one place."""
-    files = [path for path in sorted(package.rglob("*.py")) if "boxed" not in path.relative_to(package).parts]
-    places = [(path, text) for path in files if mutation.before in (text := path.read_text("utf-8"))]
-    count = sum(text.count(mutation.before) for _, text in places)
-    if count != 1:
-        raise SystemExit(f"{mutation.name}: {count} places have {mutation.before!r}; name one")
-    path, text = places[0]
-    path.write_text(text.replace(mutation.before, mutation.after), "utf-8")
-    return path, text
+def sources(package: Path) -> dict[Path, str]:
+    """The content of each file of `package`, without the repositories that agents explore."""
+    contents = {}
+    for path in sorted(package.rglob("*.py")):
+        if "boxed" not in path.relative_to(package).parts:
+            contents[path] = path.read_text("utf-8")
+    return contents
+
+
+def place_of(mutation: Mutation, contents: dict[Path, str]) -> Path:
+    """The file that has the text of `mutation`. Raises ValueError unless it occurs exactly once."""
+    counts = {path: content.count(mutation.before) for path, content in contents.items()}
+    places = [path for path, count in counts.items() if count]
+    total = sum(counts.values())
+    if total != 1:
+        raise ValueError(f"{mutation.name}: {total} places have {mutation.before!r}; name one")
+    return places[0]
 
 
 def run_tests(tests: tuple[str, ...], folder: Path) -> int:
-    """pytest's exit code, with the package of `folder`."""
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    return subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
+    """pytest's exit code, with the package of `folder`. The tests run in a fork, which has the libraries already."""
+    process = multiprocessing.get_context("fork").Process(target=_run_here, args=(tests, folder))
+    process.start()
+    process.join()
+    code = process.exitcode
+    assert code is not None
+    return code
+
+
+def _run_here(tests: tuple[str, ...], folder: Path) -> None:
+    """Run the tests in this process, and exit with pytest's code."""
+    # 1. The package of `folder` comes first, here and in processes that tests start
+    sys.path.insert(0, str(folder))
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT)])
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+    # 2. Nothing is printed
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    sys.exit(int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests])))
 
 
 def main() -> int:
     """Try the faults that are named, or all of them."""
+    # 1. The faults, and where they are
     named = sys.argv[1:]
     unknown = set(named) - {mutation.name for mutation in MUTATIONS}
     if unknown:
         raise SystemExit(f"no such mutations: {', '.join(sorted(unknown))}")
     chosen = [mutation for mutation in MUTATIONS if not named or mutation.name in named]
+    os.chdir(ROOT)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for library in LIBRARIES:
+        importlib.import_module(library)
     survived = []
     with tempfile.TemporaryDirectory() as made:
         package = Path(made) / "reflectkit"
-        shutil.copytree(ROOT / "reflectkit", package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "reflectkit", package)
+        contents = sources(package)
+        places = {mutation.name: place_of(mutation, contents) for mutation in chosen}
+
+        # 2. Their tests pass without them
         every = tuple(sorted({test for mutation in chosen for test in mutation.tests}))
         if run_tests(every, Path(made)):
             raise SystemExit(f"tests fail without a mutation: {' '.join(every)}")
+
+        # 3. One after the other
         print("| mutation | file | result | seconds |\n|---|---|---|---|", flush=True)
         for mutation in chosen:
-            path, text = apply(mutation, package)
+            path = places[mutation.name]
             started = time.monotonic()
+            path.write_text(contents[path].replace(mutation.before, mutation.after), "utf-8")
             code = run_tests(mutation.tests, Path(made))
-            path.write_text(text, "utf-8")
+            path.write_text(contents[path], "utf-8")
             result = {0: "survived", FAILED: "killed"}.get(code, f"pytest ended with {code}")
             if code != FAILED:
                 survived.append(mutation.name)
