@@ -92,6 +92,10 @@ def test_ppo_advantages_and_targets_by_hand() -> None:
     found = ppo.estimate([episode([1, 0, 10])], [], [[2, 1, 4]])
     assert found.advantages[0] == pytest.approx([0.125, 2.5, 6])
     assert found.returns[0] == pytest.approx([2.125, 3.5, 10])  # what the critic is to expect: advantage and value
+    # With mean 2.875, squares of -2.75, -0.375 and 3.125 sum to 17.46875; the critic's targets are not scaled
+    scaled = objective("ppo", gamma=0.5, gae_lambda=0.5).estimate([episode([1, 0, 10])], [], [[2, 1, 4]])
+    assert scaled.advantages[0][2] == pytest.approx(6 / math.sqrt(17.46875 / 3))
+    assert scaled.returns == found.returns
 
 
 def test_grpo_an_episode_a_step_and_a_state() -> None:
@@ -180,6 +184,14 @@ def test_the_kl_estimate_and_its_gradient_are_unbiased() -> None:
     divergence.backward()
     assert estimate.item() == pytest.approx(divergence.item(), abs=1e-6)
     torch.testing.assert_close(found.grad, exact.grad)
+
+
+def test_a_capped_weight_of_the_kl_estimate_keeps_its_gradient() -> None:
+    """w = 0.5 / 0.4, at most 1.1, and r = 0.25 / 0.5: the gradient is -w log r = 1.1 log 2."""
+    now = torch.tensor([math.log(0.5)], requires_grad=True)
+    then, start = torch.log(torch.tensor([0.4])), torch.log(torch.tensor([0.25]))
+    kl_estimate(now, then, start, 1.1).sum().backward()
+    assert now.grad.item() == pytest.approx(1.1 * math.log(2))
 
 
 def test_importance_weights_are_capped() -> None:

@@ -137,19 +137,33 @@ def test_a_hint_is_the_prompt_with_the_comment_unless_it_does_not_fit(policy: Lo
     assert short.token_ids == turn.decision.token_ids
 
 
-def test_rows_with_rewards_keep_their_loss_where_others_are_distilled(policy: LoadedModel) -> None:
+@pytest.mark.parametrize("mean", ["token", "row"])
+def test_rows_with_rewards_keep_their_loss_where_others_are_distilled(policy: LoadedModel, mean: str) -> None:
     """Rows of another group, for distillation alone, change no figure of the policy loss."""
     played = played_with_hints(policy)
     numbers = [[1.0] * len(trajectory.turns) for trajectory in played]
     labels = {Taxi.choices: label_ids(policy.tokenizer, 6)}
     rewarded = training_rows.rows(played[:2], numbers[:2], numbers[:2], labels)
     extra = training_rows.rows(played[2:], numbers[2:], numbers[2:], labels, with_distillation=True, with_reward=False)
-    settings = LearnerSettings(learning_rate=0.0, max_grad_norm=1e9)
+    settings = LearnerSettings(learning_rate=0.0, max_grad_norm=1e9, mean=mean)
     alone = LocalLearner(policy, settings).update(rewarded, random.Random(0)).figures
     both = LocalLearner(policy, settings).update([*rewarded, *extra], random.Random(0)).figures
     assert all(sample.only_distilled for sample in extra)
     for name in ("loss", "entropy", "gradient_norm"):
         assert both[name] == pytest.approx(alone[name], rel=1e-5)
+
+
+def test_comments_of_replayed_episodes_are_not_distilled(policy: LoadedModel) -> None:
+    """They were written for what an earlier policy did."""
+    played = played_with_hints(policy, count=1)
+    numbers = [[1.0] * len(trajectory.turns) for trajectory in played]
+    labels = {Taxi.choices: label_ids(policy.tokenizer, 6)}
+    fresh, old = (
+        training_rows.rows(played, numbers, numbers, labels, replayed=replayed, with_distillation=True)
+        for replayed in (False, True)
+    )
+    assert all(any(sample.commented) for sample in fresh)
+    assert old == [replace(sample, replayed=True, commented=()) for sample in fresh]
 
 
 def test_masks_by_hand() -> None:

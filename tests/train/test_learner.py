@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from dataclasses import replace
@@ -15,7 +16,7 @@ from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.errors import DivergedError, ReflectkitError
 from reflectkit.models import scoring
 from reflectkit.models.labels import label_ids
-from reflectkit.models.load import LoadedModel, save_player
+from reflectkit.models.load import LoadedModel, Reference, save_player
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
@@ -23,7 +24,7 @@ from reflectkit.train import learner, training_rows
 from reflectkit.train.critic import Critic
 from reflectkit.train.learner import LearnerSettings, LocalLearner
 from reflectkit.train.losses import weighted_loss
-from reflectkit.train.microbatch import Unit, minibatches, packed_as_trees, score, units
+from reflectkit.train.microbatch import Unit, minibatches, packed, packed_as_trees, score, units
 from reflectkit.types import Decision, Message, Observation, Sample, Status, Task, Trajectory, Turn
 from tests.train.training import Spelling, favour, gradients_after, objective, play, rows_of
 
@@ -222,6 +223,60 @@ def test_old_rows_are_weighted_and_never_fresh(policy: LoadedModel) -> None:
         torch.testing.assert_close(gradient, as_fresh[name] * 1.2, atol=1e-6, rtol=1e-3)  # 10, cut at 1 + clip
 
 
+def test_replayed_tokens_are_not_drawn_to_the_start(policy: LoadedModel) -> None:
+    """Of each row and a replayed copy of it, the penalty of the mean token is half that of the rows."""
+    samples = rows_of(policy, play(policy, count=4))
+    start = copy.deepcopy(policy.model)
+    with torch.no_grad():
+        for weight in start.parameters():
+            weight.mul_(1.5)
+    settings = LearnerSettings(learning_rate=0.0, kl=0.5)
+    penalties = []
+    for old in ([], [replace(sample, replayed=True) for sample in samples]):
+        learner = LocalLearner(policy, settings, reference=Reference(policy, copy=start))
+        penalties.append(learner.update([*samples, *old], random.Random(0)).figures["kl_to_start"])
+    assert penalties[0] > 1e-3
+    assert penalties[1] == pytest.approx(penalties[0] / 2, rel=1e-4)
+
+
+def test_the_schedule_scales_a_step(policy: LoadedModel) -> None:
+    """Adam's first step is as long as the learning rate, whatever the gradient."""
+    samples = rows_of(policy, play(policy, count=4))
+    before = copy.deepcopy(policy.model.state_dict())
+    lengths = []
+    for rate in (1.0, 0.5, 0.0):
+        policy.model.load_state_dict(before)
+        learner = LocalLearner(policy, LearnerSettings(learning_rate=1e-3, minibatch=10_000, max_grad_norm=1e9))
+        learner.update(samples, random.Random(0), rate=rate)
+        after = policy.model.state_dict()
+        lengths.append(max(float((after[name] - weight).abs().max()) for name, weight in before.items()))
+    assert lengths == pytest.approx([1e-3, 0.5e-3, 0.0], rel=1e-2)
+
+
+def test_the_critics_error_is_in_units_of_the_returns_deviation(policy: LoadedModel) -> None:
+    """A new critic says the mean return, so half its squared error is half the variance: 1/2."""
+    critic = Critic(policy)
+    played = play(policy, critic=critic)
+    values = [[turn.decision.value or 0.0 for turn in one.turns] for one in played]
+    samples = rows_of(policy, played, values)
+    learner = LocalLearner(policy, LearnerSettings(learning_rate=0.0, minibatch=10_000), critic)
+    figures = learner.update(samples, random.Random(0)).figures
+    assert abs(float(critic.deviation) - 1) > 0.1
+    assert figures["value_loss"] == pytest.approx(0.5, rel=1e-4)
+
+
+def test_values_of_earlier_weights_are_forgotten(policy: LoadedModel) -> None:
+    critic = Critic(policy)
+    learner = LocalLearner(policy, LearnerSettings(learning_rate=1e-3), critic)
+    played = learner.valued(play(policy, critic=critic))
+    values = [[turn.decision.value or 0.0 for turn in one.turns] for one in played]
+    learner.update(rows_of(policy, played, values), random.Random(0))
+    again = [turn.decision.value for one in learner.valued(played) for turn in one.turns]
+    prompts = [turn.decision.prompt_ids for one in played for turn in one.turns]
+    assert again == pytest.approx(learner.values(prompts), abs=1e-5)
+    assert max(map(abs, again)) > 1e-2  # a new critic says 0
+
+
 def test_replayed_values_are_the_critics_of_today(policy: LoadedModel) -> None:
     critic = Critic(policy)
     learner = LocalLearner(policy, LearnerSettings(learning_rate=1e-3), critic)
@@ -298,6 +353,29 @@ def test_minibatches_cut_units_where_they_must() -> None:
     assert [[unit.rows for unit in minibatch] for minibatch in cut] == [[(0, 4)], [(5,), (1,)], [(2, 3, 6)]]
     assert cut[1][0] == Unit((1,), (2, 3), (5,))
     assert minibatches(parts, 1) == [parts]
+
+
+def test_each_epoch_has_other_minibatches(policy: LoadedModel) -> None:
+    samples = rows_of(policy, play(policy, count=4))
+    passes: list[set[tuple[int, ...]]] = []
+
+    def record(_: Any, given: tuple[torch.Tensor, ...], __: Any) -> None:
+        passes.append({tuple(token for token in row if token != policy.pad_id) for row in given[0].tolist()})
+
+    hook = policy.model.get_input_embeddings().register_forward_hook(record)
+    settings = LearnerSettings(learning_rate=0.0, epochs=2, minibatch=math.ceil(len(samples) / 2), share_prefixes=False)
+    LocalLearner(policy, settings).update(samples, random.Random(0))
+    hook.remove()
+    first, second, third, fourth = passes
+    assert first | second == third | fourth
+    assert first not in (third, fourth)
+
+
+def test_padding_counts_in_a_micro_batch() -> None:
+    """Rows of 10 and 4 tokens take 20 with padding, and a third one 30."""
+    long, *short = [Unit(tuple(range(size)), (), (row,)) for row, size in enumerate((10, 4, 4))]
+    for most, sizes in ((19, [1, 2]), (20, [2, 1]), (29, [2, 1]), (30, [3])):
+        assert [len(micro) for micro in packed([*short, long], most)] == sizes
 
 
 def test_aborted_episodes_are_never_trained_on(policy: LoadedModel) -> None:
