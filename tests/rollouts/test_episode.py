@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,6 +62,22 @@ def test_at_most_width_observations_at_once_and_the_batch_is_refilled() -> None:
     assert seen[:9] == [4] * 9  # someone ended by then, and the seat was filled
 
 
+def test_each_turn_has_a_seed_of_its_own() -> None:
+    seeds: list[int] = []
+
+    class Watching(RandomAgent):
+        async def decide(self, observation: Observation, context: Context) -> Decision:
+            seeds.append(context.seed)
+            return await super().decide(observation, context)
+
+    episodes = [Episode(EPISODES[0].task, seed) for seed in range(3)]
+    for _ in range(2):
+        rollout(episodes, lambda: make("corridor", 9), Watching(), width=1)
+    first, second = seeds[: len(seeds) // 2], seeds[len(seeds) // 2 :]
+    assert first == second
+    assert len(set(first)) == len(first) > 3
+
+
 class Flaky(Corridor):
     """Fails at reset in cell 0, and at the first step in cell 1."""
 
@@ -83,6 +100,44 @@ def test_engine_failures_are_counted_and_the_rest_goes_on() -> None:
     assert not played[0].success
     assert sorted(told) == sorted(e.task.id for e in EPISODES[:6])
     assert played[5].status is Status.COMPLETED or played[5].status is Status.ABORTED
+
+
+def test_an_episode_that_failed_after_a_success_has_none() -> None:
+    class Fails(Corridor):
+        steps = 0
+
+        def step(self, action) -> StepResult:
+            self.steps += 1
+            if self.steps > 1:
+                raise EnvironmentFailure("the engine died")
+            return replace(super().step(action), terminated=False, info={"success": True})
+
+    (played,) = rollout(EPISODES[:1], Fails, RandomAgent())
+    assert (played.status, len(played.turns), played.success) == (Status.ABORTED, 1, False)
+
+
+def test_an_env_that_failed_plays_no_other_episode() -> None:
+    """It may be dead; one that only played on is used again."""
+
+    class Dies(Corridor):
+        dead = False
+
+        def reset(self, task, seed):
+            self.dead = self.dead or seed == 1
+            if self.dead:
+                raise EnvironmentFailure("the engine died")
+            return super().reset(task, seed)
+
+    made: list[Env] = []
+
+    def make_env() -> Env:
+        made.append(Checked(Dies(), 9))
+        return made[-1]
+
+    episodes = [Episode(EPISODES[0].task, seed, start=seed) for seed in range(4)]
+    played = rollout(episodes, make_env, RandomAgent(), width=1)
+    assert [one.status is Status.ABORTED for one in played] == [False, True, False, False]
+    assert len(made) == 2
 
 
 class Remote(Corridor):
