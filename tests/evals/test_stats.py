@@ -47,6 +47,20 @@ def test_equal_outcomes_are_worth_one_task_a_cluster() -> None:
     )
 
 
+def test_few_successes_are_shrunk_towards_one_task_a_cluster() -> None:
+    """20 clusters of two tasks, four of which won one: the mean is 0.1, the variance of a task 0.09.
+
+    Residuals are 0.8 four times and -0.2 16 times. Squares sum to 3.2, fourth powers to 1.664, so the kurtosis is 3.25,
+    and the degrees of freedom are 40 / 2.25. The design effect of the clusters is 3.2 (20 / 19) / 40 / 0.09, and 2 at
+    correlation 1, which has 1 + 6 (1 - 4 * 0.09) degrees of freedom.
+    """
+    freedom, prior, effect = 40 / 2.25, 4.84, 3.2 * 20 / 19 / 40 / 0.09
+    tasks = 40 / ((freedom * effect + prior * 2) / (freedom + prior)) * (1.95996 / 2.09302) ** 2
+    low, high = rate_interval([[1.0, 0.0]] * 4 + [[0.0, 0.0]] * 16)
+    tails = [scipy.stats.beta.cdf(end, 0.1 * tasks + 0.5, 0.9 * tasks + 0.5) for end in (low, high)]
+    assert tails == pytest.approx([0.025, 0.975], abs=1e-4)
+
+
 def test_fewer_than_two_clusters_say_nothing() -> None:
     assert rate_interval([]) == (0.0, 1.0)
     assert rate_interval([[1.0] * 50]) == (0.0, 1.0)
@@ -114,6 +128,12 @@ def test_score_interval_of_a_difference_against_tango() -> None:
     found = paired(same, same)
     assert (found.low, found.high) == pytest.approx((-3.84146 / 23.84146, 3.84146 / 23.84146), abs=1e-5)
     assert found.p == 1.0
+
+
+def test_a_sampled_test_counts_what_was_observed() -> None:
+    """Of 30 clusters that all gain, no drawn sign pattern is as extreme: 1 of 4,001."""
+    ones, zeros = (dict.fromkeys(map(str, range(30)), value) for value in (1.0, 0.0))
+    assert paired(ones, zeros).p == 1 / 4001
 
 
 @pytest.mark.parametrize("clusters", [4, 8, 30])

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedTokenizerFast
 
 from reflectkit.agents.two_player import TwoPlayerAgent
@@ -21,7 +22,7 @@ from reflectkit.train import training_rows
 from reflectkit.train.learner import LearnerSettings, LocalLearner
 from reflectkit.train.microbatch import score, units
 from reflectkit.types import Decision, Message, Observation, Sample, Status, Task, Trajectory, Turn
-from tests.families import FAMILIES
+from tests.families import BEGIN, END, FAMILIES
 from tests.models.test_scoring import BUILDERS, gpt2, llama, prompts
 
 WORDS = ("cat fees.py", "cat fees", "cat fees.py.bak", "cat test_fees.py", "cat test_rules.py", "cd ..", "id README.md")
@@ -73,6 +74,17 @@ def test_probabilities_sum_to_1_and_are_those_of_whole_labels(tokenizer: PreTrai
     torch.testing.assert_close(cached.exp().sum(dim=-1), torch.ones(2), atol=1e-5, rtol=0)
     for row, prompt in enumerate(rows):
         torch.testing.assert_close(cached[row], brute(player.model, prompt, labels, 1.5), atol=1e-4, rtol=0)
+
+
+def test_a_prompt_has_no_end_token_from_the_tokenizer() -> None:
+    """Nothing would be written after it."""
+    tokenizer = FAMILIES["llama3"](["A room."])
+    (begin, *ids), end = tokenizer("A room.")["input_ids"], tokenizer.eos_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{BEGIN} $A {END}", special_tokens=[(BEGIN, begin), (END, end)]
+    )
+    assert tokenizer("A room.")["input_ids"] == [begin, *ids, end]
+    assert prompt_ids(tokenizer, "A room.") == [begin, *ids]
 
 
 @pytest.mark.parametrize("form", CHOICES)

@@ -6,7 +6,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+)
 
 from reflectkit.models import scoring
 from reflectkit.models.scoring import Scorer, choice_logprobs, label_scores, token_logprobs
@@ -89,6 +98,21 @@ def test_a_lora_head_is_scored_with_its_adapter() -> None:
         for name, weight in model.named_parameters():
             if "lora_B" in name:
                 weight.normal_(std=0.5, generator=torch.Generator().manual_seed(0))
+    (row,) = prompts(1)
+    ours, _ = choice_logprobs(model, [row], [single(9, 4, 77)], pad_id=0)
+    theirs = torch.log_softmax(model(torch.tensor([row])).logits[0, -1, [9, 4, 77]], dim=-1)
+    torch.testing.assert_close(ours[0], theirs, atol=1e-5, rtol=0)
+
+
+def test_a_head_with_a_bias_is_scored_with_it() -> None:
+    torch.manual_seed(0)
+    config = PhiConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=128, initializer_range=0.3,
+    )  # fmt: skip
+    model = PhiForCausalLM(config).eval()
+    with torch.no_grad():
+        model.lm_head.bias.normal_()
     (row,) = prompts(1)
     ours, _ = choice_logprobs(model, [row], [single(9, 4, 77)], pad_id=0)
     theirs = torch.log_softmax(model(torch.tensor([row])).logits[0, -1, [9, 4, 77]], dim=-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from reflectkit.config import Config, build, option
 from reflectkit.errors import CheckpointError, ConfigError, DataError
 from reflectkit.jsonl import is_locked, locked
 from reflectkit.runs import run as runs
-from reflectkit.runs.run import CHECKSUMS, RunConfig, refuse_damage, seal, verify
+from reflectkit.runs.run import CHECKSUMS, RunConfig, digest, refuse_damage, seal, verify
 
 
 class Example(Config):
@@ -284,6 +285,33 @@ def test_what_is_loaded_may_have_more_or_fewer_files_but_no_changed_one(sealed: 
     for folder in (sealed, sealed / "deep"):
         with pytest.raises(CheckpointError, match=r"c\.json is damaged: .*; train it again"):
             refuse_damage(folder)
+
+
+@pytest.mark.parametrize("name", ["deep/c.json", "deep/new.json"])
+def test_a_missing_file_and_a_new_one_are_noticed(sealed: Path, name: str) -> None:
+    path = sealed / name
+    if path.exists():
+        path.unlink()
+    else:
+        path.write_text("{}")
+    with pytest.raises(CheckpointError, match=f"{path} is (missing|not listed)"):
+        verify(sealed)
+
+
+def test_a_digest_changes_with_any_file_and_its_name(sealed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = digest(sealed)
+    (sealed / "b.bin").rename(sealed / "c.bin")
+    renamed = digest(sealed)
+    (sealed / "c.bin").write_bytes(b"other")
+    assert len({first, renamed, digest(sealed)}) == 3
+    # A large file is not read: its size and its time stand for it
+    monkeypatch.setattr(runs, "HASHED_WHOLE", 4)
+    large = sealed / "c.bin"
+    os.utime(large, ns=(0, 10**9))
+    before = digest(large)
+    large.write_bytes(b"OTHER")
+    os.utime(large, ns=(0, 2 * 10**9))
+    assert digest(large) != before
 
 
 HOLD = """
