@@ -159,6 +159,38 @@ MUTATIONS = (
         "if trajectory.turns",
         ("tests/train/test_learner.py::test_aborted_episodes_are_never_trained_on",),
     ),
+    Mutation(
+        "critic-targets-scaled",
+        "    return Estimates(rollouts.scaled(advantages), targets)\n",
+        "    scaled = rollouts.scaled(advantages)\n"
+        "    pairs = zip(scaled, rollouts.values, strict=True)\n"
+        "    return Estimates(scaled, [_sums(row, values) for row, values in pairs])\n",
+        ("tests/train/test_advantages.py::test_ppo_advantages_and_targets_by_hand",),
+    ),
+    Mutation(
+        "row-mean-over-rows-that-do-not-count",
+        "row_count = sum(count > 0 for count in counts.values())",
+        "row_count = len(counts)",
+        ("tests/train/test_distill.py::test_rows_with_rewards_keep_their_loss_where_others_are_distilled",),
+    ),
+    Mutation(
+        "schedule-ignored",
+        "self.optimizer.schedule(self.schedule_rate * self.pace)",
+        "self.optimizer.schedule(self.pace)",
+        ("tests/train/test_learner.py::test_the_schedule_scales_a_step",),
+    ),
+    Mutation(
+        "stale-values",
+        "        self.forget()\n        self.player.model.eval()\n",
+        "        self.player.model.eval()\n",
+        ("tests/train/test_learner.py::test_values_of_earlier_weights_are_forgotten",),
+    ),
+    Mutation(
+        "failed-env-reused",
+        "return trajectory.status is not Status.ABORTED or agent_failed",
+        "return True",
+        ("tests/rollouts/test_episode.py::test_an_env_that_failed_plays_no_other_episode",),
+    ),
 )
 
 

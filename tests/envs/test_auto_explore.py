@@ -148,12 +148,12 @@ def test_a_huge_file_is_not_read_whole(repos: Path) -> None:
 def test_a_long_prompt_loses_its_oldest_commands_and_never_the_task(repos: Path) -> None:
     (repos / "library" / "docs" / "long.md").write_text(LONG)
     env = start(repos, prompt_tokens=150, result_tokens=100)
-    for command in ("cd docs", "cd ..") * 20 + ("cd docs",):
+    for command in ("cd docs", "cd ..") * 10 + ("cd app", "cd ..") * 10 + ("cd docs",):
         seen = take(env, command).observation
     assert seen.text.startswith("Task: Where is the late fee worked out?\nFolder: /docs\n")
     history = seen.text.partition("Commands: ")[2].partition("\n")[0]
     assert history.startswith("...; ")
-    assert history.endswith("cd ..; cd docs")
+    assert history.endswith("cd app; cd ..; cd docs")
     assert count_tokens(policy_prompt(seen)) <= 150
     seen = take(env, "cat long.md").observation
     assert seen.text.startswith("Task: Where is the late fee worked out?")
