@@ -105,6 +105,11 @@ def test_what_is_not_plain_is_left_to_peft() -> None:
     assert not weighted._plain_adapter()
     assert same_as_peft(weighted)
 
+    merged = first(adapted(torch.bfloat16))
+    merged.merge()
+    assert same_as_peft(merged)
+    assert torch.equal(merged(inputs), merged.base_layer(inputs))  # whose weights have the adapter's part
+
     model = adapted(torch.bfloat16)
     layer = first(model)
     with model.disable_adapter():
