@@ -48,10 +48,31 @@ class BFloat16Linear(PeftLinear):
         down_RI = self.lora_A[name].weight
         up_OR = self.lora_B[name].weight
         inputs_NI = x.reshape(-1, x.shape[-1])
-        outputs_NO = _LoRAProduct.apply(
-            inputs_NI, base.weight, base.bias, down_RI, up_OR, self.scaling[name]
-        )
+        scale = self.scaling[name]
+        if torch.is_grad_enabled():
+            outputs_NO = _LoRAProduct.apply(
+                inputs_NI, base.weight, base.bias, down_RI, up_OR, scale
+            )
+        else:
+            down, up = self._rounded_adapter(down_RI, up_OR, scale)
+            outputs_NO = linear(inputs_NI, base.weight, base.bias)
+            outputs_NO.addmm_(inputs_NI @ down.T, up.T)
         return outputs_NO.view(*x.shape[:-1], -1)
+
+    def _rounded_adapter(
+        self, down_RI: torch.Tensor, up_OR: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`_rounded` of the adapter. It is kept until the adapter changes: a pass over one token, as
+        in decoding, would spend a fifth of its time on it.
+        """
+        weights = (down_RI, up_OR)
+        state = (scale, *((weight.data_ptr(), weight._version) for weight in weights))
+        kept = self.__dict__.get("_kept_adapter")
+        if kept is None or kept[0] != state:
+            kept = (state, _rounded(down_RI, up_OR, scale))
+            self.__dict__["_kept_adapter"] = kept
+        adapter: tuple[torch.Tensor, torch.Tensor] = kept[1]
+        return adapter
 
     def _plain_adapter(self) -> str:
         """The name of the adapter, if it is the only one that is active, and is neither merged nor
@@ -69,6 +90,13 @@ class BFloat16Linear(PeftLinear):
         return "" if drops or has_bias else name
 
 
+def _rounded(
+    down_RI: torch.Tensor, up_OR: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """An adapter's matrices in bfloat16, the scale in the second."""
+    return down_RI.bfloat16(), (up_OR * scale).bfloat16()
+
+
 class _LoRAProduct(torch.autograd.Function):
     """x Wᵀ + b + s (x Aᵀ) Bᵀ of inputs x (N, I), frozen weights W (O, I) and b (O), and an adapter's
     A (R, I), B (O, R) and scale s (Hu et al., arXiv 2106.09685, eq. 3).
@@ -84,9 +112,7 @@ class _LoRAProduct(torch.autograd.Function):
         up_OR: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
-        dtype = weight_OI.dtype
-        down = down_RI.to(dtype)
-        up = (up_OR * scale).to(dtype)
+        down, up = _rounded(down_RI, up_OR, scale)
         narrow_NR = inputs_NI @ down.T
         outputs_NO = linear(inputs_NI, weight_OI, bias_O).addmm_(narrow_NR, up.T)
         ctx.save_for_backward(inputs_NI, weight_OI, down, up, narrow_NR)

@@ -81,6 +81,38 @@ def test_one_product_is_exact_up_to_rounding(bias: bool) -> None:
             assert float((each - exact).norm() / exact.norm()) < ROUNDING
 
 
+def test_without_gradients_a_layer_follows_its_adapter() -> None:
+    """It computes the same as with them, also after a step, after weights are loaded, and for another adapter."""
+    model = adapted(torch.bfloat16)
+    (layer, *_) = joined(model)
+    inputs = torch.randn(3, 32).bfloat16()
+    down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    states = {name: weight.detach().clone() for name, weight in layer.named_parameters()}
+
+    def now() -> torch.Tensor:
+        with torch.no_grad():
+            outputs: torch.Tensor = layer(inputs)
+            assert torch.equal(layer(inputs), outputs)
+        assert torch.equal(layer(inputs), outputs)
+        return outputs
+
+    start = now()
+    down.grad, up.grad = torch.ones_like(down), torch.ones_like(up)
+    torch.optim.SGD([down, up], lr=0.1).step()
+    stepped = now()
+    layer.load_state_dict(states, strict=False)
+    loaded = now()
+    up.data = torch.zeros_like(up)
+    bare = now()
+    model.add_adapter("other", LoraConfig(r=2, lora_alpha=8, target_modules="all-linear"))
+    model.set_adapter("other")
+    other = now()
+    assert torch.equal(loaded, start)
+    assert torch.equal(other, bare)
+    assert not torch.equal(stepped, start)
+    assert not torch.equal(bare, start)
+
+
 def test_what_is_not_plain_is_left_to_peft() -> None:
     inputs = torch.randn(2, 32).bfloat16()
 
