@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -65,7 +65,7 @@ from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.refs import ModelRef
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.tool_errors import ToolErrors
-from reflectkit.runs.run import RunConfig, open_run
+from reflectkit.runs.run import Run, RunConfig, open_run
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
 from reflectkit.types import Status, Task, Trajectory, reports_success
@@ -206,6 +206,16 @@ class GenTrajectoryConfig(Config):
         return ModelRef.parse(self.actor).decides
 
     @property
+    def asks_model(self) -> bool:
+        """Whether a decision model or a chat model is asked."""
+        return self.decides or not self.teacher.is_oracle
+
+    @property
+    def target(self) -> Path:
+        """The file of the demonstrations."""
+        return self.setup.folder / RECORDS
+
+    @property
     def endpoint(self) -> Endpoint:
         """Of the decision model that acts, or of the chat teacher. Raises ConfigError."""
         if not self.decides:
@@ -253,83 +263,85 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
     demonstration, DataError, ApiError, BudgetSpentError, and EnvironmentFailure if every episode
     was aborted.
     """
-    # 1. The problems, and what is played on each
-    setup, teacher, kind = config.setup, config.teacher, config.env.kind
-    level = config.level or kind.levels[-1]
-    source = (config.task_file or setup.folder / PROBLEMS) if config.from_file else None
-    records, tasks = _problems(config, level, source)
-    planned = _planned(config, tasks)
+    # 1. Resolve: the problems, and what is played on each
+    plan = _resolve(config)
+    if config.teacher.chat.dry_run:
+        return _dry_run(config, plan, progress)
 
-    # 2. What it would cost
-    noise = kind.teacher_type.noise if config.noise is None else config.noise
-    oracle: Agent = Demonstrator(noise)
-    asks = config.decides or not teacher.is_oracle
-    if teacher.chat.dry_run and not asks:
-        return Report("gen-trajectory", setup.env_folder, *free_estimate())
-    if teacher.chat.dry_run:
-        return _dry_run(config, level, planned, oracle, progress)
-
-    setup.claim_folder()
-    inputs = [*([source] if source else []), *setup.input_files(each.task for each in records)]
-    with open_run("gen-trajectory", config, inputs) as current, contextlib.ExitStack() as stack:
+    config.setup.claim_folder()
+    with open_run("gen-trajectory", config, _inputs(config, plan)) as current:
         if current.done:
             return current.done
+        # 2. Build: who acts, and who is asked
+        with _client(config) as client:
+            agent = _agent(config, client)
 
-        # 3. The episodes
-        client, agent = None, oracle
-        if asks:
-            client = stack.enter_context(_client(config))
-            agent = _asking(config, client, oracle)
-        episodes = _play(config, level, planned, agent, progress)
-        call_figures = {} if client is None else _call_figures(config, client, episodes, progress)
+            # 3. The episodes, and the demonstrations that they become
+            episodes = _play(config, plan, agent, progress)
+            call_figures = _call_figures(config, client, episodes, progress)
+            harvest = _harvest(config, plan, episodes)
 
-        # 4. The demonstrations, after those that the problems came with
-        demonstrations: dict[str, list[Demonstration]] = {}
-        for record in records:
-            if record.trajectories:
-                demonstrations[record.task.id] = list(record.trajectories)
-        earlier = sum(map(len, demonstrations.values()))
-        low_rewards = add_demonstrations(
-            demonstrations,
-            planned,
-            episodes,
-            kind.teacher_type,
-            config.endpoint.model if config.decides else teacher.model_name,
-            config.min_reward,
-            None if config.oracle_acts else setup.maker(level),
-            only_successes=config.keeps_successes,
-        )
-        every = [item for items in demonstrations.values() for item in items]
+            # 4. Their file, also where the budget ended
+            _write(config, plan, harvest, client, progress)
 
-        # 5. Their file, also where the budget ended
-        path = setup.folder / RECORDS
-        has_new = len(every) > earlier
-        if has_new:
-            _write(path, records, demonstrations, progress)
-        if client is not None:
-            count = f"{pluralize(len(every), 'demonstration')} in {path}"
-            client.stop_if_spent(count if has_new else "no episode has become a demonstration")
-        if not has_new:
-            raise _nothing_to_write(config, episodes)
-        _tell_omissions(config, episodes, low_rewards, progress)
-        if earlier:
-            count = pluralize(earlier, "demonstration")
-            progress.news(f"{count} of {source} kept along with the new ones")
+            # 5. Report
+            _tell_omissions(config, plan, harvest, progress)
+            return _report(config, plan, harvest, call_figures, current, progress)
 
-        # 6. The figures and tables
-        figures = {"problems": len(records), **_figures(planned, episodes, every), **call_figures}
-        if config.min_reward is not None:
-            figures["below_min_reward"] = len(low_rewards)
-        current.tables.append(figures_table(f"Demonstrations in {path}", "count", figures))
-        reasons = {episode.task.id: episode.reason for episode in _aborted(episodes)}
-        if reasons:
-            figures["aborted_because"] = reasons
-            cells = tuple(reasons.items())[:MOST_SHOWN]
-            current.tables.append(Table("Aborted", ("problem", "reason"), cells))
-        usage_of_env = setup.asked(progress)
-        if usage_of_env:
-            figures["asked"] = usage_of_env
-        return current.finish(figures, [path])
+
+@dataclass(frozen=True)
+class Plan:
+    """What is demonstrated."""
+
+    level: str
+    """Of the problems."""
+    source: Path | None
+    """The file of the problems; None for the env's own list."""
+    records: Sequence[Record]
+    """All problems, with the demonstrations that their file already has."""
+    episodes: Planned
+    """What is played, in order."""
+
+
+@dataclass(frozen=True)
+class Harvest:
+    """What became of the episodes."""
+
+    episodes: Sequence[Trajectory]
+    """All of them, in the order of the plan."""
+    demonstrations: Mapping[str, Sequence[Demonstration]]
+    """By task: those that the problems came with, and then the new ones."""
+    earlier_count: int
+    """The number of those that the problems came with."""
+    low_rewards: Sequence[float]
+    """The rewards of episodes below --min-reward."""
+
+    @property
+    def every(self) -> list[Demonstration]:
+        """The demonstrations of all tasks."""
+        return [item for items in self.demonstrations.values() for item in items]
+
+    @property
+    def has_new(self) -> bool:
+        """Whether an episode became a demonstration."""
+        return len(self.every) > self.earlier_count
+
+
+def _resolve(config: GenTrajectoryConfig) -> Plan:
+    """The problems, and the episodes to play on them. Raises ConfigError, DataError."""
+    setup = config.setup
+    level = config.level or config.env.kind.levels[-1]
+    source = None
+    if config.from_file:
+        source = config.task_file or setup.folder / PROBLEMS
+    records, tasks = _problems(config, level, source)
+    return Plan(level, source, records, _planned(config, tasks))
+
+
+def _inputs(config: GenTrajectoryConfig, plan: Plan) -> list[Path]:
+    """The files that the run reads."""
+    tasks = [record.task for record in plan.records]
+    return [*([plan.source] if plan.source else []), *config.setup.input_files(tasks)]
 
 
 def _planned(config: GenTrajectoryConfig, tasks: Sequence[Task]) -> Planned:
@@ -350,22 +362,43 @@ def _aborted(episodes: Sequence[Trajectory]) -> list[Trajectory]:
     return [episode for episode in episodes if episode.status is Status.ABORTED]
 
 
-def _client(config: GenTrajectoryConfig) -> AbstractContextManager[ChatClient]:
-    """The client of the model that is asked, which keeps its answers in a journal."""
+def _client(config: GenTrajectoryConfig) -> AbstractContextManager[ChatClient | None]:
+    """The client of the model that is asked, which keeps its answers in a journal; None if none is."""
+    if not config.asks_model:
+        return contextlib.nullcontext()
     journal = config.setup.env_folder / "journal.jsonl"
     temperature = 0.0 if config.decides else 1.0
     return client_at(config.teacher.chat, config.endpoint, journal, temperature=temperature)
 
 
+def _oracle(config: GenTrajectoryConfig) -> Agent:
+    """The env's oracle, which makes mistakes with probability --noise."""
+    default = config.env.kind.teacher_type.noise
+    return Demonstrator(default if config.noise is None else config.noise)
+
+
+def _agent(config: GenTrajectoryConfig, client: ChatClient | None) -> Agent:
+    """Who acts: the oracle alone, or with the model that `client` asks."""
+    if client is None:
+        return _oracle(config)
+    if config.decides:
+        model = DecisionModel(client, rules=not config.decisions.plain_questions)
+        return CommentedActor(DecisionPolicy(model))
+    actor = _oracle(config) if config.oracle_acts else None
+    return ChatTeacher(client, actor, config.history_tokens)
+
+
 def _call_figures(
     config: GenTrajectoryConfig,
-    client: ChatClient,
+    client: ChatClient | None,
     episodes: Sequence[Trajectory],
     progress: Progress,
 ) -> dict[str, Any]:
-    """Figures of the calls that `client` made. Answers that ended an episode go into
-    `rejected.jsonl`.
+    """Figures of the calls that `client` made; empty without one. Answers that ended an episode go
+    into `rejected.jsonl`.
     """
+    if client is None:
+        return {}
     unusable = []
     for episode in _aborted(episodes):
         if not episode.reason.endswith(SPENT):
@@ -374,56 +407,124 @@ def _call_figures(
     return client.call_figures(unusable, config.setup.folder / "rejected.jsonl", progress)
 
 
+def _harvest(config: GenTrajectoryConfig, plan: Plan, episodes: Sequence[Trajectory]) -> Harvest:
+    """The demonstrations that the problems came with, and those that `episodes` become."""
+    # 1. Those that the problems came with
+    demonstrations: dict[str, list[Demonstration]] = {}
+    for record in plan.records:
+        if record.trajectories:
+            demonstrations[record.task.id] = list(record.trajectories)
+    earlier_count = sum(map(len, demonstrations.values()))
+
+    # 2. The new ones
+    low_rewards = add_demonstrations(
+        demonstrations,
+        plan.episodes,
+        episodes,
+        config.env.kind.teacher_type,
+        config.endpoint.model if config.decides else config.teacher.model_name,
+        config.min_reward,
+        None if config.oracle_acts else config.setup.maker(plan.level),
+        only_successes=config.keeps_successes,
+    )
+    return Harvest(episodes, demonstrations, earlier_count, low_rewards)
+
+
 def _tell_omissions(
-    config: GenTrajectoryConfig,
-    episodes: Sequence[Trajectory],
-    low_rewards: Sequence[float],
-    progress: Progress,
+    config: GenTrajectoryConfig, plan: Plan, harvest: Harvest, progress: Progress
 ) -> None:
-    """Say how many episodes were left out, and why. low_rewards: of those below --min-reward."""
+    """Say how many episodes were left out and why, and how many demonstrations were there before."""
+    # 1. Episodes that were left out
+    low_rewards = harvest.low_rewards
+    failures = sum(not episode.success for episode in harvest.episodes)
     if low_rewards:
         count = pluralize(len(low_rewards), "episode")
         why = f"a reward of {min(low_rewards):.3g} to {max(low_rewards):.3g}"
         progress.news(f"{count} left out for {why}; see --min-reward")
-        return
-    failures = sum(not episode.success for episode in episodes)
-    if config.keeps_successes and failures:
+    elif config.keeps_successes and failures:
         count = pluralize(failures, "episode")
         progress.news(f"{count} left out for no success; see --min-reward")
 
+    # 2. Demonstrations that were there before
+    if harvest.earlier_count:
+        count = pluralize(harvest.earlier_count, "demonstration")
+        progress.news(f"{count} of {plan.source} kept along with the new ones")
 
-def _figures(
-    planned: Planned,
-    episodes: Sequence[Trajectory],
-    demonstrations: Sequence[Demonstration],
-) -> dict[str, Any]:
+
+def _report(
+    config: GenTrajectoryConfig,
+    plan: Plan,
+    harvest: Harvest,
+    call_figures: Mapping[str, Any],
+    current: Run,
+    progress: Progress,
+) -> Report:
+    """The figures and tables of the run. call_figures: of the model that was asked."""
+    # 1. The demonstrations
+    figures = {"problems": len(plan.records), **_figures(plan, harvest), **call_figures}
+    if config.min_reward is not None:
+        figures["below_min_reward"] = len(harvest.low_rewards)
+    title = f"Demonstrations in {config.target}"
+    current.tables.append(figures_table(title, "count", figures))
+
+    # 2. Aborted episodes
+    reasons = {episode.task.id: episode.reason for episode in _aborted(harvest.episodes)}
+    if reasons:
+        figures["aborted_because"] = reasons
+        cells = tuple(reasons.items())[:MOST_SHOWN]
+        current.tables.append(Table("Aborted", ("problem", "reason"), cells))
+
+    # 3. The chat models that the env asks
+    usage_of_env = config.setup.asked(progress)
+    if usage_of_env:
+        figures["asked"] = usage_of_env
+    return current.finish(figures, [config.target])
+
+
+def _figures(plan: Plan, harvest: Harvest) -> dict[str, Any]:
     """Figures of the episodes, and of all demonstrations that there are now."""
     positive = []
-    for (label, *_), episode in zip(planned, episodes, strict=True):
+    for (label, *_), episode in zip(plan.episodes, harvest.episodes, strict=True):
         if label == "positive":
             positive.append(episode)
-    notes = [step.note for item in demonstrations for step in item.trajectory]
+    notes = [step.note for item in harvest.every for step in item.trajectory]
     return {
         "demonstrations": len(positive),
         **_result_of(positive),
-        "negatives": sum(item.negative for item in demonstrations),
-        "aborted": len(_aborted(episodes)),
+        "negatives": sum(item.negative for item in harvest.every),
+        "aborted": len(_aborted(harvest.episodes)),
         "steps": len(notes),
         "mistakes": notes.count("mistake"),
         "corrections": notes.count("correction"),
     }
 
 
-def _asking(config: GenTrajectoryConfig, client: ChatClient, oracle: Agent) -> Agent:
-    """Who acts, by the models that `client` asks."""
-    if config.decides:
-        model = DecisionModel(client, rules=not config.decisions.plain_questions)
-        return CommentedActor(DecisionPolicy(model))
-    actor = oracle if config.oracle_acts else None
-    return ChatTeacher(client, actor, config.history_tokens)
-
-
 def _write(
+    config: GenTrajectoryConfig,
+    plan: Plan,
+    harvest: Harvest,
+    client: ChatClient | None,
+    progress: Progress,
+) -> None:
+    """Write the records with their demonstrations, if there are new ones.
+
+    Raises BudgetSpentError if the budget of `client` ended, and if nothing is new what
+    `_nothing_to_write` says.
+    """
+    # 1. The file
+    state = "no episode has become a demonstration"
+    if harvest.has_new:
+        _write_records(config.target, plan.records, harvest.demonstrations, progress)
+        state = f"{pluralize(len(harvest.every), 'demonstration')} in {config.target}"
+
+    # 2. What stopped short
+    if client is not None:
+        client.stop_if_spent(state)
+    if not harvest.has_new:
+        raise _nothing_to_write(config, harvest.episodes)
+
+
+def _write_records(
     path: Path,
     records: Sequence[Record],
     demonstrations: Mapping[str, Sequence[Demonstration]],
@@ -478,17 +579,17 @@ def _problems(
 
 
 def _play(
-    config: GenTrajectoryConfig, level: str, planned: Planned, teacher: Agent, progress: Progress
+    config: GenTrajectoryConfig, plan: Plan, teacher: Agent, progress: Progress
 ) -> list[Trajectory]:
-    """An episode for each item of `planned`, in order: positive ones by the teacher, negative ones
+    """An episode for each item of the plan, in order: positive ones by the teacher, negative ones
     corrected by it.
     """
-    seed, make, width = config.run.seed, config.setup.maker(level), config.rollout.width
+    seed, make, width = config.run.seed, config.setup.maker(plan.level), config.rollout.width
     if config.teacher.chat.max_cost_usd is not None:  # the budget then pays for whole episodes
         width = min(width, config.teacher.chat.concurrency)
     # The seed of an episode does not depend on the others
     parts: dict[str, list[Episode]] = {"positive": [], "negative": []}
-    for label, number, task in planned:
+    for label, number, task in plan.episodes:
         path = ("demonstration", task.id) if label == "positive" else ("negative", number, task.id)
         parts[label].append(Episode(task, derive(seed, *path)))
     trajectories: list[Trajectory] = []
@@ -552,14 +653,14 @@ def _nothing_to_write(
     return ConfigError(f"{what}; use another teacher, or more problems")
 
 
-def _dry_run(
-    config: GenTrajectoryConfig, level: str, planned: Planned, oracle: Agent, progress: Progress
-) -> Report:
+def _dry_run(config: GenTrajectoryConfig, plan: Plan, progress: Progress) -> Report:
     """The cost of a teacher that acts like the oracle, or at random where there is none."""
+    if not config.asks_model:
+        return Report("gen-trajectory", config.setup.env_folder, *free_estimate())
     from reflectkit.evals.estimate import Idle, PlannedCalls, decision_requests, estimate
 
     kind, endpoint = config.env.kind, config.endpoint
-    tasks = list({task.id: task for _, _, task in planned}.values())
+    tasks = list({task.id: task for _, _, task in plan.episodes}.values())
     count = len(tasks)
 
     # 1. The calls of a decision model
@@ -567,7 +668,9 @@ def _dry_run(
         rules = not config.decisions.plain_questions
         calls_of = partial(decision_requests, endpoint=endpoint, rules=rules)
         calls = [
-            PlannedCalls(str(endpoint), level, tasks, count, [endpoint], calls_of, answer_tokens=0)
+            PlannedCalls(
+                str(endpoint), plan.level, tasks, count, [endpoint], calls_of, answer_tokens=0
+            )
         ]
 
     # 2. Or of a chat teacher, in the states of a player that needs no model
@@ -576,13 +679,13 @@ def _dry_run(
         has_oracle = config.oracle_acts or kind.teacher_type.has(*DEMONSTRATES)
         agent: Agent = RandomAgent() if form == "choice" else Idle()
         if has_oracle:
-            agent = oracle if config.oracle_acts else Demonstrator(0.0)
+            agent = _oracle(config) if config.oracle_acts else Demonstrator(0.0)
         writes_calls = form == "tools" and not config.oracle_acts
         tokens = ANALYSIS_TOKENS + (CALLS_TOKENS if writes_calls else 0)
         acts = not config.oracle_acts
         positive = PlannedCalls(
             str(endpoint),
-            level,
+            plan.level,
             tasks,
             count,
             [endpoint],
@@ -594,7 +697,7 @@ def _dry_run(
             has_real_length=has_oracle,
         )
         calls = [positive]
-        if negatives := len(planned) - count:
+        if negatives := len(plan.episodes) - count:
             calls.append(replace(positive, episodes=negatives, has_real_length=True, wrap=Recovery))
     chat, seed = config.teacher.chat, config.run.seed
     return estimate("gen-trajectory", config.setup, chat, calls, progress, seed)
