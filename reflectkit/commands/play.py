@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +250,11 @@ class PlayConfig(Config):
         return EnvSetup.of(self.env, self.run, self.horizon, self.chat)
 
     @property
+    def is_person(self) -> bool:
+        """Whether a person plays."""
+        return self.player.name == PERSON
+
+    @property
     def players(self) -> PlayersSetup:
         """What the players are made with."""
         return PlayersSetup(
@@ -317,10 +322,59 @@ def run(config: PlayConfig, progress: Progress) -> Report:
     """Write `episodes.jsonl`, a line after each episode. Raises ConfigError, CheckpointError,
     DataError.
     """
-    # 1. The problems
-    name, env, setup = config.player.name, config.env, config.setup
-    if name != PERSON and not config.auto and not progress.attended:
+    if not config.is_person and not config.auto and not progress.attended:
         raise ConfigError("there is no terminal to wait for keys; add --auto")
+
+    # 1. Resolve: the problems, who plays, and who comments
+    session = _resolve(config, progress)
+    if config.chat.dry_run:
+        return _dry_run(config, session, progress)
+    _announce(config, session, progress)
+
+    inputs = _inputs(config, session)
+    with (
+        open_run("play", config, inputs, again=True) as current,
+        contextlib.closing(Players(config.players)) as players,
+    ):
+        # 2. Build
+        narrator = _narrator(config, session, players, progress)
+        # 3. Play
+        path = current.folder / "episodes.jsonl"
+        trajectories = _play(config, session, narrator, path, progress)
+        # 4. Report
+        if len(trajectories) > 1:
+            current.tables.append(_table(config.player.name, trajectories))
+        figures = _figures(trajectories)
+        players.report(progress)
+        if players.usage:
+            figures["asked"] = players.usage
+        return current.finish(figures, [path])
+
+
+@dataclass(frozen=True)
+class Session:
+    """What is played, and by whom."""
+
+    source: Path | None
+    """The file of the problems; None for the env's own."""
+    choice: Sequence[Task]
+    """The problems to draw from."""
+    problems: Sequence[Task]
+    """The problem of each episode."""
+    player: Player
+    """Who plays."""
+    commentator: ModelRef | None
+    """Who comments for a player without a reflector of its own."""
+
+    @property
+    def model_folders(self) -> list[Path]:
+        """The folders of the models that play or comment."""
+        return model_folders((self.player.policy, self.player.reflector, self.commentator))
+
+
+def _resolve(config: PlayConfig, progress: Progress) -> Session:
+    """The problems, in random order, and the models. Raises ConfigError, CheckpointError, DataError."""
+    # 1. The problems
     source, tasks = _problems(config)
     order = list(tasks)
     generator(config.run.seed, "play").shuffle(order)
@@ -332,63 +386,84 @@ def run(config: PlayConfig, progress: Progress) -> Report:
     commentator = resolved(commentator, config.run.data_dir, progress, reflects=True)
     if player.checkpoint is not None:
         config.sampler.answer_of(player.checkpoint)
+    return Session(source, tasks, problems, player, commentator)
 
-    # 3. What it would cost
-    if config.chat.dry_run:
-        from reflectkit.evals.estimate import estimate, planned_calls
 
-        commented = player if player.api_models else replace(player, reflector=commentator)
-        calls = []
-        for task in problems:
-            calls.append(planned_calls(commented, config.players, task.level, [task], 1))
-        return estimate("play", setup, config.chat, calls, progress, config.run.seed)
+def _dry_run(config: PlayConfig, session: Session, progress: Progress) -> Report:
+    """What the calls of chat models would cost."""
+    from reflectkit.evals.estimate import estimate, planned_calls
 
-    # 4. What to know before it begins
+    player = session.player
+    if not player.api_models:
+        player = replace(player, reflector=session.commentator)
+    calls = []
+    for task in session.problems:
+        calls.append(planned_calls(player, config.players, task.level, [task], 1))
+    return estimate("play", config.setup, config.chat, calls, progress, config.run.seed)
+
+
+def _announce(config: PlayConfig, session: Session, progress: Progress) -> None:
+    """Say what to know before it begins. Raises ConfigError: the key of a chat model is missing."""
     for endpoint in config.asked_endpoints:
         key_of(endpoint)
-    folders = model_folders((player.policy, player.reflector, commentator))
-    for warning in playing_mismatches(env, [player], folders):
+    folders = session.model_folders
+    for warning in playing_mismatches(config.env, [session.player], folders):
         progress.news(f"warning: {warning}")
     if folders:
         progress.news(f"loading {' and '.join(map(str, folders))}")
-    inputs = [*([source] if source else []), *folders, *setup.input_files(tasks)]
+
+
+def _inputs(config: PlayConfig, session: Session) -> list[Path]:
+    """The files that the run reads."""
+    setup = config.setup
+    inputs = [session.source] if session.source else []
+    inputs += [*session.model_folders, *setup.input_files(session.choice)]
     inputs += config.sampler.input_files(setup.folder)
-    inputs += player_files([player])
-    with (
-        open_run("play", config, inputs, again=True) as current,
-        contextlib.closing(Players(config.players)) as players,
-    ):
-        # 5. The episodes
-        path = current.folder / "episodes.jsonl"
-        agent: Any = Human(progress) if name == PERSON else players.agent(player)
-        comment = players.reflector(commentator).remark if commentator else None
-        narrator = Narrator(agent, comment, progress, wait=name != PERSON and not config.auto)
-        person = agent if name == PERSON else None
-        trajectories: list[Trajectory] = []
-        for number, task in enumerate(problems):
-            progress.news(f"{env.name}, level {task.level}, task {task.id}")
-            seed = derive(config.run.seed, "play", task.id, number)
-            trajectory = _play(Episode(task, seed), setup, narrator)
-            if person is not None and not person.has_answered and not progress.attended:
-                raise ConfigError(NOBODY)
-            narrator.tell_end(trajectory)
-            progress.news(_ending(trajectory))
-            trajectories.append(trajectory)
-            append(path, [episode_to_json(name, trajectory, cluster=cluster_of(env.name, task))])
-            if narrator.stopped or (person is not None and person.has_quit):
-                break
-
-        # 6. The report
-        if len(trajectories) > 1:
-            current.tables.append(_table(name, trajectories))
-        figures = _figures(trajectories)
-        players.report(progress)
-        if players.usage:
-            figures["asked"] = players.usage
-        return current.finish(figures, [path])
+    inputs += player_files([session.player])
+    return inputs
 
 
-def _play(episode: Episode, setup: EnvSetup, agent: Agent) -> Trajectory:
+def _narrator(
+    config: PlayConfig, session: Session, players: Players, progress: Progress
+) -> Narrator:
+    """The player, made by `players`, and the comments. Raises CheckpointError, ConfigError."""
+    agent: Any = Human(progress) if config.is_person else players.agent(session.player)
+    comment = None
+    if session.commentator:
+        comment = players.reflector(session.commentator).remark
+    waits = not config.is_person and not config.auto
+    return Narrator(agent, comment, progress, wait=waits)
+
+
+def _play(
+    config: PlayConfig, session: Session, narrator: Narrator, path: Path, progress: Progress
+) -> list[Trajectory]:
+    """Play the problems until somebody quits, and append each episode to `path`.
+
+    Raises ConfigError if a person is to play and there are no answers.
+    """
+    person = narrator.agent if isinstance(narrator.agent, Human) else None
+    trajectories: list[Trajectory] = []
+    for number, task in enumerate(session.problems):
+        # 1. The episode
+        progress.news(f"{config.env.name}, level {task.level}, task {task.id}")
+        seed = derive(config.run.seed, "play", task.id, number)
+        trajectory = _episode(Episode(task, seed), config.setup, narrator)
+        if person is not None and not person.has_answered and not progress.attended:
+            raise ConfigError(NOBODY)
+
+        # 2. How it ended
+        narrator.tell_end(trajectory)
+        progress.news(_ending(trajectory))
+        trajectories.append(trajectory)
+        cluster = cluster_of(config.env.name, task)
+        append(path, [episode_to_json(config.player.name, trajectory, cluster=cluster)])
+        if narrator.stopped or (person is not None and person.has_quit):
+            break
+    return trajectories
+
+
+def _episode(episode: Episode, setup: EnvSetup, agent: Agent) -> Trajectory:
     """One episode, in an env of its level."""
     env = setup.make(setup.horizon_at(episode.task.level))
     (trajectory,) = rollout([episode], lambda: env, agent)
