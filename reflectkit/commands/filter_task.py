@@ -8,8 +8,8 @@ FILE` after a final `cat`, and merges duplicate questions with their trajectorie
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from reflectkit.envs.auto_explore.repository import (
 from reflectkit.envs.setup import EnvSetup, check_explores
 from reflectkit.errors import DataError
 from reflectkit.jsonl import lone_surrogate, read_json_list, write_json
-from reflectkit.runs.run import RunConfig, open_run, write_permission
+from reflectkit.runs.run import Run, RunConfig, open_run, write_permission
 
 EXAMPLES = (
     "reflectkit filter-task",
@@ -57,6 +57,16 @@ class FilterTaskConfig(Config):
         """The environment."""
         return EnvSetup(self.env, self.run.data_dir)
 
+    @property
+    def source(self) -> Path:
+        """The file of the questions, or the folder of their files."""
+        return self.task_file or self.setup.env_folder / "tasks"
+
+    @property
+    def repos_folder(self) -> Path:
+        """The folder of the filtered repositories."""
+        return self.repos_dir or self.setup.repos_folder
+
     @override
     def contradictions(self) -> Iterator[Rule]:
         check_explores("filter-task", self.env)
@@ -68,67 +78,101 @@ CONFIG = FilterTaskConfig
 
 def run(config: FilterTaskConfig, progress: Progress) -> Report:
     """Write `tasks_filtered/data.json`. Raises DataError, naming file, record and field."""
-    # 1. The files of questions
-    source = config.task_file or config.setup.env_folder / "tasks"
+    # 1. Resolve: the files of questions
+    source = config.source
     if not config.task_file and not source.exists():
         raise DataError(
             source, "no such folder; run `reflectkit gen-task` first, or give --task-file"
         )
     files = _json_files(source)
-    repos = config.repos_dir or config.setup.repos_folder
     write_permission(config.setup.folder)
     with open_run("filter-task", config, files) as current:
         if current.done:
             return current.done
 
-        # 2. The questions, once each, with the trajectories of all their copies
-        counts: Counter[str] = Counter()
-        questions: dict[str, tuple[FileQuestion, list[Any]]] = {}
-        with progress.bar("Filtering questions", len(files)) as bar:
-            for path in files:
-                for number, value in enumerate(read_json_list(path)):
-                    where = f"{path}, record {number}"
-                    # The original toolkit's files have null in optional fields
-                    if isinstance(value, dict):
-                        value |= {name: NULL[name] for name in NULL if value.get(name, "") is None}
-                    question = _clean(read_question(value, where), repos, config.setup.kind.levels)
-                    if isinstance(question, str):
-                        counts[question] += 1
-                        continue
-                    if question.id in questions:
-                        counts["there twice"] += 1
-                    trajectories = questions.setdefault(question.id, (question, []))[1]
-                    _merge(trajectories, value.get("trajectories") or [], where)
-                bar.advance()
+        # 2. The questions, and what was dropped
+        collection = _collection(config, files, progress)
+        if not collection.questions:
+            counts = dict(collection.drop_counts)
+            fix = f"were the repositories filtered into {config.repos_folder}?"
+            raise DataError(source, f"no questions are left: {counts}; {fix}")
 
-        # 3. The list, and what was dropped
-        if not questions:
-            raise DataError(
-                source,
-                (
-                    f"no questions are left: {dict(counts)}; were the repositories filtered"
-                    f" into {repos}?"
-                ),
-            )
+        # 3. Their list
         target = config.setup.folder / PROBLEMS
-        records = [
-            to_json(question) | ({"trajectories": trajectories} if trajectories else {})
-            for question, trajectories in questions.values()
-        ]
-        write_json(target, records)
-        levels = sorted(Counter(question.n_level for question, _ in questions.values()).items())
-        rows = [
-            ("kept", str(len(questions))),
-            *((f"  depth {level}", str(count)) for level, count in levels),
-        ]
-        rows += [(f"dropped: {reason}", str(count)) for reason, count in sorted(counts.items())]
-        current.tables.append(Table(f"Questions in {target}", ("what", "count"), tuple(rows)))
-        figures = {
-            "kept": len(questions),
-            "dropped": dict(sorted(counts.items())),
-            "by_level": dict(levels),
-        }
-        return current.finish(figures, [target])
+        write_json(target, collection.records())
+
+        # 4. Report
+        return _report(collection, target, current)
+
+
+@dataclass(frozen=True)
+class Collection:
+    """The questions of all files."""
+
+    questions: Mapping[str, FileQuestion]
+    """By id, once each."""
+    trajectories: Mapping[str, Sequence[Any]]
+    """Those of all copies of a question, by its id."""
+    drop_counts: Mapping[str, int]
+    """The number of dropped questions by reason."""
+
+    def records(self) -> list[dict[str, Any]]:
+        """The questions as `data.json` has them."""
+        records = []
+        for identifier, question in self.questions.items():
+            record = to_json(question)
+            if self.trajectories[identifier]:
+                record |= {"trajectories": self.trajectories[identifier]}
+            records.append(record)
+        return records
+
+
+def _collection(config: FilterTaskConfig, files: Sequence[Path], progress: Progress) -> Collection:
+    """The questions of `files`, once each, with the trajectories of all their copies. Raises
+    DataError.
+    """
+    repos, levels = config.repos_folder, config.setup.kind.levels
+    questions: dict[str, FileQuestion] = {}
+    trajectories: dict[str, list[Any]] = {}
+    drop_counts: Counter[str] = Counter()
+    with progress.bar("Filtering questions", len(files)) as bar:
+        for path in files:
+            for number, value in enumerate(read_json_list(path)):
+                # 1. The question, or why it is dropped
+                where = f"{path}, record {number}"
+                # The original toolkit's files have null in optional fields
+                if isinstance(value, dict):
+                    value |= {name: NULL[name] for name in NULL if value.get(name, "") is None}
+                question = _clean(read_question(value, where), repos, levels)
+                if isinstance(question, str):
+                    drop_counts[question] += 1
+                    continue
+
+                # 2. Its first copy, and the trajectories of all
+                if question.id in questions:
+                    drop_counts["there twice"] += 1
+                questions.setdefault(question.id, question)
+                merged = trajectories.setdefault(question.id, [])
+                _merge(merged, value.get("trajectories") or [], where)
+            bar.advance()
+    return Collection(questions, trajectories, drop_counts)
+
+
+def _report(collection: Collection, target: Path, current: Run) -> Report:
+    """The table and figures: what is in file `target`, by level, and what was dropped."""
+    # 1. What is counted
+    kept = len(collection.questions)
+    levels = Counter(question.n_level for question in collection.questions.values())
+    level_counts = dict(sorted(levels.items()))
+    drop_counts = dict(sorted(collection.drop_counts.items()))
+
+    # 2. The table
+    rows = [("kept", str(kept))]
+    rows += [(f"  depth {level}", str(count)) for level, count in level_counts.items()]
+    rows += [(f"dropped: {reason}", str(count)) for reason, count in drop_counts.items()]
+    current.tables.append(Table(f"Questions in {target}", ("what", "count"), tuple(rows)))
+    figures = {"kept": kept, "dropped": drop_counts, "by_level": level_counts}
+    return current.finish(figures, [target])
 
 
 def _json_files(source: Path) -> list[Path]:
