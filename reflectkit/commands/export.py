@@ -71,6 +71,17 @@ ANSWERED = {
     ),
 }
 """How the actions are listed, and what is answered, by the form of the answer."""
+LASTING_FACTS = (
+    "env",
+    "prompts",
+    "step",
+    "reflector",
+    "model",
+    "acts",
+    "calibration",
+    QUESTIONS,
+)
+"""Facts of a checkpoint that hold for its export, too."""
 
 
 class ExportConfig(Config):
@@ -96,63 +107,64 @@ CONFIG = ExportConfig
 
 def run(config: ExportConfig, progress: Progress) -> Report:
     """Write the folder. Raises CheckpointError, and ConfigError if something else is in its place."""
+    # 1. Resolve: what is exported
     checkpoint = ModelRef.parse(str(config.policy)).checkpoint(progress)
     config = with_values(config, policy=checkpoint.path)
     checkpoint.require()
-
-    # 1. What is exported, and where to
     with open_run("export", config, [config.policy]) as current:
         if current.done:
             return current.done
         if checkpoint.facts.get(SERVICE):
             return bring_home(config, current, progress)
+        _check_target(config)
 
-        # Only an earlier export of the same checkpoint may be replaced
-        target = config.out_dir
-        earlier = model_facts(target).get("exported_from")
-        if target.exists() and earlier is None:
-            raise ConfigError(
-                f"{target} already exists and is not an export; choose another --out-dir"
-            )
-        if earlier not in (None, str(config.policy)) and not config.run.force:
-            raise ConfigError(
-                f"{target} already exists, from {earlier}; choose another --out-dir (or use"
-                " --force)"
-            )
+        # 2. Write the folder
+        figures = _write_folder(config, progress)
 
-        # 2. The weights, the facts that still hold, and the card
-        progress.news(f"export: loading {config.policy}")
-        from reflectkit.models.load import export
+        # 3. Report
+        title = f"Exported to {config.out_dir}"
+        current.tables.append(figures_table(title, "value", figures))
+        return current.finish(figures, [config.out_dir])
 
-        with progress.bar(f"export {config.policy}", 1) as bar:
-            origin_facts = model_facts(config.policy)
-            base = base_of(config.policy)
-            names = (
-                "env", "prompts", "step", "reflector", "model", "acts", "calibration", QUESTIONS,
-            )  # fmt: skip
-            facts = {
-                name: origin_facts[name] for name in names if origin_facts.get(name) is not None
-            }
-            facts |= {"base": base, "exported_from": str(config.policy)}
-            player = export(
-                config.policy,
-                target,
-                config.dtype,
-                card(config, origin_facts, base, prompt_at_start(config, origin_facts)),
-                facts,
-            )
-            bar.advance()
 
-        # 3. The report
-        parameters = sum(weight.numel() for weight in player.model.parameters())
-        figures = {
-            "role": player.role,
-            "parameters": parameters,
-            "dtype": config.dtype,
-            "merged": base is not None,
-        }
-        current.tables.append(figures_table(f"Exported to {target}", "value", figures))
-        return current.finish(figures, [target])
+def _check_target(config: ExportConfig) -> None:
+    """Raises ConfigError if --out-dir is something else than an earlier export of the checkpoint."""
+    target = config.out_dir
+    earlier = model_facts(target).get("exported_from")
+    if target.exists() and earlier is None:
+        raise ConfigError(f"{target} already exists and is not an export; choose another --out-dir")
+    if earlier not in (None, str(config.policy)) and not config.run.force:
+        raise ConfigError(
+            f"{target} already exists, from {earlier}; choose another --out-dir (or use --force)"
+        )
+
+
+def _write_folder(config: ExportConfig, progress: Progress) -> dict[str, Any]:
+    """Write the weights, the facts that still hold, and the card; returns figures of the model."""
+    progress.news(f"export: loading {config.policy}")
+    from reflectkit.models.load import export
+
+    with progress.bar(f"export {config.policy}", 1) as bar:
+        # 1. The facts
+        origin_facts = model_facts(config.policy)
+        base = base_of(config.policy)
+        facts = {}
+        for name in LASTING_FACTS:
+            if origin_facts.get(name) is not None:
+                facts[name] = origin_facts[name]
+        facts |= {"base": base, "exported_from": str(config.policy)}
+
+        # 2. The card, and the files
+        prompt = prompt_at_start(config, origin_facts)
+        text = card(config, origin_facts, base, prompt)
+        player = export(config.policy, config.out_dir, config.dtype, text, facts)
+        bar.advance()
+    return {
+        "role": player.role,
+        "parameters": sum(weight.numel() for weight in player.model.parameters()),
+        "dtype": config.dtype,
+        "merged": base is not None,
+    }
 
 
 def bring_home(config: ExportConfig, current: Run, progress: Progress) -> Report:
