@@ -197,61 +197,114 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
     """Run every step that is not finished. Raises what the stages raise, and UnknownNameError for a
     step or setting.
     """
-    # 1. The jobs; wrong settings are an error before the first one
+    # 1. Resolve: wrong settings are an error before the first step
     recipe = load_recipe(config.recipe)
     jobs, ablations = planned(config)
-    for job in jobs:
-        steps = references(dict(job.values))
-        job_config(job, {step: job.values["results_dir"] / step for step in steps})
+    _check_settings(jobs)
     _announce(config, recipe, jobs, progress)
 
-    # 2. The steps
-    with open_run(
-        "run", with_values(config, name=f"{config.folder}/{RECORD}", keep=True)
-    ) as current:
+    record = with_values(config, name=f"{config.folder}/{RECORD}", keep=True)
+    with open_run("run", record) as current:
+        # 2. The steps
         reports = perform(jobs, progress)
-        folders = {name: str(report.folder) for name, report in reports.items()}
-        figures: dict[str, Any] = {"steps": folders}
 
         # 3. What the ablations changed
         evaluations: dict[str, list[list[EpisodeRow]]] = {}
         if ablations or config.seeds > 1:
             evaluations = _evaluations(jobs, reports)
         effects = {step: compared(ablations, seeds) for step, seeds in evaluations.items()}
-        if ablations:
-            figures["ablations"] = []
-        ablation_tables = []
-        for step, gaps in effects.items():
-            if gaps:
-                figures["ablations"] += [{"step": step} | gap.to_json() for gap in gaps]
-                table = eval_tables.ablations_table(gaps, step, _measure(recipe, gaps))
-                ablation_tables.append(table)
+        results = Results(recipe, jobs, ablations, reports, evaluations, effects)
 
-        # 4. Several seeds: pooled tables and curves
+        # 4. Report
         if config.seeds > 1:
-            outputs = _pool_seeds(config, recipe, evaluations, current)
-            current.tables += ablation_tables
-            out = current.folder / "curves.png"
-            for report in _draw_curves(config, reports.values(), out, progress):
-                current.tables += report.tables
-                outputs += report.outputs
-            return current.finish(figures, outputs)
+            return _report_seeds(config, results, current, progress)
+        return _report_seed(config, results, current)
 
-        # 5. One seed: the tables of its evaluation, and a sentence
-        is_check = config.is_check(recipe)
-        closing = [CHECK] if is_check else []
-        evaluation = next((reports[job.name] for job in jobs if job.stage == "evaluate"), None)
-        if evaluation is not None:
-            table, sentence = _summary(recipe, evaluation)
-            current.tables.append(table)
-            if not is_check:
-                closing = [sentence]
-            closing += ["Next:", f"  reflectkit view {shlex.quote(str(evaluation.folder))}"]
+
+@dataclass(frozen=True)
+class Results:
+    """What the steps of a recipe have made."""
+
+    recipe: Recipe
+    """The recipe."""
+    jobs: Sequence[Job]
+    """The steps of all seeds."""
+    ablations: Mapping[str, Ablation]
+    """Those of --ablate, by name."""
+    reports: Mapping[str, Report]
+    """By the name of their job."""
+    evaluations: Mapping[str, list[list[EpisodeRow]]]
+    """By step, the episodes of each seed; empty for one seed without ablations."""
+    effects: Mapping[str, list[AblationEffect]]
+    """By step, what the ablations changed."""
+
+    @property
+    def evaluation(self) -> Report | None:
+        """The first evaluation; None for a recipe without one."""
+        for job in self.jobs:
+            if job.stage == "evaluate":
+                return self.reports[job.name]
+        return None
+
+    def figures(self) -> dict[str, Any]:
+        """The folders of the steps, and the effects of the ablations if there are any."""
+        figures: dict[str, Any] = {}
+        figures["steps"] = {name: str(report.folder) for name, report in self.reports.items()}
+        if self.ablations:
+            figures["ablations"] = []
+            for step, gaps in self.effects.items():
+                figures["ablations"] += [{"step": step} | gap.to_json() for gap in gaps]
+        return figures
+
+    def ablation_tables(self) -> list[Table]:
+        """A table of the effects for each step that has some."""
+        tables = []
+        for step, gaps in self.effects.items():
+            if gaps:
+                measure = _measure(self.recipe, gaps)
+                tables.append(eval_tables.ablations_table(gaps, step, measure))
+        return tables
+
+
+def _check_settings(jobs: Sequence[Job]) -> None:
+    """Raises ConfigError, UnknownNameError: the settings of a job are wrong."""
+    for job in jobs:
+        steps = references(dict(job.values))
+        job_config(job, {step: job.values["results_dir"] / step for step in steps})
+
+
+def _report_seeds(
+    config: PipelineConfig, results: Results, current: Run, progress: Progress
+) -> Report:
+    """The report of several seeds: pooled tables and curves."""
+    outputs = _pool_seeds(config, results.recipe, results.evaluations, current)
+    current.tables += results.ablation_tables()
+    picture = current.folder / "curves.png"
+    for report in _draw_curves(config, results.reports.values(), picture, progress):
+        current.tables += report.tables
+        outputs += report.outputs
+    return current.finish(results.figures(), outputs)
+
+
+def _report_seed(config: PipelineConfig, results: Results, current: Run) -> Report:
+    """The report of one seed: the tables of its evaluation, and a sentence."""
+    # 1. The evaluation
+    is_check = config.is_check(results.recipe)
+    closing = [CHECK] if is_check else []
+    evaluation = results.evaluation
+    if evaluation is not None:
+        table, sentence = _summary(results.recipe, evaluation)
+        current.tables.append(table)
         if not is_check:
-            current.tables += ablation_tables
-        report = current.finish(figures, _final_outputs(reports.values()))
-        outputs_to_print = () if evaluation else report.outputs
-        return dataclasses.replace(report, outputs=outputs_to_print, closing=tuple(closing))
+            closing = [sentence]
+        closing += ["Next:", f"  reflectkit view {shlex.quote(str(evaluation.folder))}"]
+
+    # 2. The ablations
+    if not is_check:
+        current.tables += results.ablation_tables()
+    report = current.finish(results.figures(), _final_outputs(results.reports.values()))
+    outputs_to_print = () if evaluation else report.outputs
+    return dataclasses.replace(report, outputs=outputs_to_print, closing=tuple(closing))
 
 
 def _announce(
