@@ -36,7 +36,7 @@ from reflectkit.envs import ENV_HELP, PROBLEMS, RECORDS, SPLITS, env_class, spli
 from reflectkit.envs.setup import EnvSetup, problem_settings
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import read_json, write_json
-from reflectkit.runs.run import RunConfig, open_run
+from reflectkit.runs.run import Run, RunConfig, open_run
 from reflectkit.seeding import generator
 from reflectkit.text import pluralize
 from reflectkit.types import Task
@@ -126,6 +126,10 @@ class SplitConfig(Config):
         # 3. The env's own list; a file that is missing is refused later
         return None if self.taskset.has("tasks") else places[0]
 
+    def file_of(self, split: str) -> Path:
+        """The file of a split."""
+        return self.folder / f"{split}.json"
+
     @property
     def shares(self) -> tuple[int, ...]:
         """`ratio` in numbers."""
@@ -141,56 +145,39 @@ def run(config: SplitConfig, progress: Progress) -> Report:
     By repository the splits hold about --ratio of the questions. Otherwise groups with
     demonstrations and groups without are each split in this ratio.
     """
-    # 1. The records
-    source, taskset = config.source, config.taskset
+    # 1. Resolve: the records
+    source = config.source
     if source is not None:
         config.setup.require(source)
     config.setup.claim_folder()
-    inputs = [source] if source else []
-    inputs += config.setup.input_files([]) if taskset.needs_settings else config.setup.code_files
-    with open_run("split", config, inputs) as current:
+    with open_run("split", config, _inputs(config, source)) as current:
         if current.done:
             return current.done
         records = _records(config, source)
 
-        # 2. The rooms that no split gets
-        room_of = {record.task.id: taskset.room_of(record.task) for record in records}
-        unseen_rooms = _unseen_rooms(set(room_of.values()), config, source)
-        unseen = [record for record in records if room_of[record.task.id] in unseen_rooms]
-        seen = [record for record in records if room_of[record.task.id] not in unseen_rooms]
-
-        # 3. The records of each split
-        unit = config.by or taskset.split_by[0]
-        division = _divide(seen, unit, config, is_from_list=source is None)
-        parts: dict[str, list[Record]] = {name: [] for name in SPLITS}
-        for record in seen:
-            parts[division.split_of(record.task)].append(record)
-        for name, part in parts.items():
-            if not part:
-                _refuse_emptying(config, name, source, come_with_splits=not division.has_free)
-        if unit == "repo":
-            _tell_shares(list(map(len, parts.values())), config, progress)
-        # The rooms of an earlier split may be in this one's training split
-        (config.folder / f"{UNSEEN}.json").unlink(missing_ok=True)
-        if unseen_rooms:
+        # 2. The records of each split, without those in rooms that no split gets
+        seen, unseen = _seen_and_unseen(records, config, source)
+        division = _divide(seen, config, is_from_list=source is None)
+        parts = division.parts(seen)
+        _check_parts(parts, division, config, source, progress)
+        if unseen:
             parts[UNSEEN] = unseen
 
-        # 4. The files, and the table
-        outputs, rows, figures = [], [], {}
+        # 3. The files. The rooms of an earlier split may be in this one's training split
+        config.file_of(UNSEEN).unlink(missing_ok=True)
         for name, part in parts.items():
-            path = config.folder / f"{name}.json"
-            write_json(path, [record_to_json(record) for record in part])
-            outputs.append(path)
-            demonstration_count = sum(bool(record.trajectories) for record in part)
-            figures[name] = {"tasks": len(part), "demonstrated": demonstration_count}
-            groups = {group_of(record.task, unit) for record in part}
-            rows.append((name, str(len(groups)), str(len(part)), str(demonstration_count)))
-            if not part:
-                progress.news(f"{path} has no tasks: {division.why_empty()}")
-        headings = ("split", "groups", "tasks", "with demonstration")
-        title = f"Split of {source or env_class(config.env).name}"
-        current.tables.append(Table(title, headings, tuple(rows)))
-        return current.finish(figures, outputs)
+            write_json(config.file_of(name), [record_to_json(record) for record in part])
+
+        # 4. Report
+        return _report(config, source, parts, division, current, progress)
+
+
+def _inputs(config: SplitConfig, source: Path | None) -> list[Path]:
+    """The files that the run reads: `source`, and those of the env."""
+    inputs = [source] if source else []
+    if config.taskset.needs_settings:
+        return inputs + config.setup.input_files([])
+    return inputs + config.setup.code_files
 
 
 def _records(config: SplitConfig, source: Path | None) -> list[Record]:
@@ -203,6 +190,61 @@ def _records(config: SplitConfig, source: Path | None) -> list[Record]:
         for task in config.setup.listed(level):
             records.append(Record(task, ()))
     return records
+
+
+def _seen_and_unseen(
+    records: Sequence[Record], config: SplitConfig, source: Path | None
+) -> tuple[list[Record], list[Record]]:
+    """(the records to split, those in rooms that no split gets)."""
+    taskset = config.taskset
+    room_of = {record.task.id: taskset.room_of(record.task) for record in records}
+    unseen_rooms = _unseen_rooms(set(room_of.values()), config, source)
+    seen: list[Record] = []
+    unseen: list[Record] = []
+    for record in records:
+        part = unseen if room_of[record.task.id] in unseen_rooms else seen
+        part.append(record)
+    return seen, unseen
+
+
+def _check_parts(
+    parts: Mapping[str, Sequence[Record]],
+    division: Division,
+    config: SplitConfig,
+    source: Path | None,
+    progress: Progress,
+) -> None:
+    """Say if the shares are missed. Raises ConfigError if a file with problems would be emptied."""
+    for name, part in parts.items():
+        if not part:
+            _refuse_emptying(config, name, source, come_with_splits=not division.has_free)
+    if division.unit == "repo":
+        _tell_shares(list(map(len, parts.values())), config, progress)
+
+
+def _report(
+    config: SplitConfig,
+    source: Path | None,
+    parts: Mapping[str, Sequence[Record]],
+    division: Division,
+    current: Run,
+    progress: Progress,
+) -> Report:
+    """The table and figures: the size of each split."""
+    outputs, rows, figures = [], [], {}
+    for name, part in parts.items():
+        path = config.file_of(name)
+        outputs.append(path)
+        demonstration_count = sum(bool(record.trajectories) for record in part)
+        figures[name] = {"tasks": len(part), "demonstrated": demonstration_count}
+        groups = {group_of(record.task, division.unit) for record in part}
+        rows.append((name, str(len(groups)), str(len(part)), str(demonstration_count)))
+        if not part:
+            progress.news(f"{path} has no tasks: {division.why_empty()}")
+    headings = ("split", "groups", "tasks", "with demonstration")
+    title = f"Split of {source or env_class(config.env).name}"
+    current.tables.append(Table(title, headings, tuple(rows)))
+    return current.finish(figures, outputs)
 
 
 def group_of(task: Task, unit: str) -> str:
@@ -234,6 +276,13 @@ class Division:
         """The split of a problem."""
         return self.origins[task.id] or self.split_by_group[group_of(task, self.unit)]
 
+    def parts(self, records: Sequence[Record]) -> dict[str, list[Record]]:
+        """The records of each split."""
+        parts: dict[str, list[Record]] = {name: [] for name in SPLITS}
+        for record in records:
+            parts[self.split_of(record.task)].append(record)
+        return parts
+
     def why_empty(self) -> str:
         """Why a split has no problems, and what to do."""
         if not self.has_free:
@@ -246,15 +295,13 @@ class Division:
 
 def _divide(
     records: Sequence[Record],
-    unit: str,
     config: SplitConfig,
     *,
     is_from_list: bool,
 ) -> Division:
-    """A split for each of `records`.
+    """A split for each of `records`. is_from_list: whether they are the env's own list."""
+    unit = config.by or config.taskset.split_by[0]
 
-    unit: see `group_of`. is_from_list: whether the records are the env's own list.
-    """
     # 1. Problems that come with a split stay in it; the others are free
     origins = dict.fromkeys([record.task.id for record in records], "")
     if unit != "question":
@@ -358,7 +405,7 @@ def _refuse_emptying(
 ) -> None:
     """Raises ConfigError if the file of split `name`, which would get no problems, has some."""
     # 1. The problems in the file
-    path = config.folder / f"{name}.json"
+    path = config.file_of(name)
     count = len(read_json(path)) if path.is_file() else 0
     if not count:
         return
