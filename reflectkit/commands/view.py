@@ -82,36 +82,17 @@ def run(config: ViewConfig, progress: Progress) -> Report:
     """Write the page, or the logs. Raises DataError if a path is missing, has no episodes, or is
     damaged.
     """
-    # 1. The files of episodes, and what their runs say of themselves
+    # 1. Resolve: the files of episodes, and the place of what is written
     paths = config.paths or (config.run.results_dir / config.run.name,)
     files = episode_files(paths)
     folder = paths[0] if paths[0].is_dir() else paths[0].parent
-    places = [file.parent if file.name == EPISODES else file for file in files]
-    sources = [
-        Source(
-            name,
-            str(place),
-            _beside(file, "config.json", "settings", {}),
-            _beside(file, "eval.json", "rows", []),
-        )
-        for file, place, name in zip(files, places, distinct_names(places), strict=True)
-    ]
+    target = config.out or folder / ("inspect" if config.inspect else "view.html")
 
     # 2. The page or the logs
-    with progress.bar(
-        "Reading episodes, in kB", sum(file.stat().st_size for file in files) // KILOBYTE
-    ) as bar:
-        episodes = _episodes(files, bar)
-        target = config.out or folder / ("inspect" if config.inspect else "view.html")
-        if config.inspect:
-            count, outputs = _write_logs(target, sources, files, episodes)
-        else:
-            outputs = [target]
-            with replacing(target) as page:
-                count = write_page(page, sources, episodes)
-        if not count:
-            target.unlink(missing_ok=True)
-            raise DataError(files[0], f"holds no episode; {MADE_BY}")
+    count, outputs = _write(config, files, target, progress)
+    if not count:
+        target.unlink(missing_ok=True)
+        raise DataError(files[0], f"holds no episode; {MADE_BY}")
 
     # 3. The browser
     if config.open and not webbrowser.open(outputs[0].resolve().as_uri()):
@@ -122,6 +103,32 @@ def run(config: ViewConfig, progress: Progress) -> Report:
         {"episodes": count, "runs": len(files)},
         tuple(outputs),
     )
+
+
+def _write(
+    config: ViewConfig, files: Sequence[Path], target: Path, progress: Progress
+) -> tuple[int, list[Path]]:
+    """Write the page or the logs; returns (the number of episodes, what was written)."""
+    sources = _sources(files)
+    kilobytes = sum(file.stat().st_size for file in files) // KILOBYTE
+    with progress.bar("Reading episodes, in kB", kilobytes) as bar:
+        episodes = _episodes(files, bar)
+        if config.inspect:
+            return _write_logs(target, sources, files, episodes)
+        with replacing(target) as page:
+            count = write_page(page, sources, episodes)
+        return count, [target]
+
+
+def _sources(files: Sequence[Path]) -> list[Source]:
+    """What the runs of these files say of themselves."""
+    places = [file.parent if file.name == EPISODES else file for file in files]
+    sources = []
+    for file, place, name in zip(files, places, distinct_names(places), strict=True):
+        settings = _beside(file, "config.json", "settings", {})
+        rows = _beside(file, "eval.json", "rows", [])
+        sources.append(Source(name, str(place), settings, rows))
+    return sources
 
 
 def episode_files(paths: Sequence[Path]) -> list[Path]:
