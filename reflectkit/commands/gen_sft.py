@@ -221,22 +221,36 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
             return current.done
 
         # 3. The steps to learn from
-        if config.log:
-            steps, account = logged_lessons(config.log)
-            current.tables.append(account.table(config.log))
-        else:
-            if not config.task_file:
-                _compare(records, source.with_name(RECORDS), progress)
-            steps = _replayed_steps(config, source, records, progress)
-        if not steps:
-            command = config.setup.command("gen-trajectory")
-            raise DataError(source, f"no record has a demonstration; generate some with {command}")
+        steps = _steps(config, source, records, current, progress)
 
         # 4. The rows
         rows = _rows(config, steps, progress)
         if config.questions:
             rows[TYPED.stem] = _typed(steps, config, source, progress)
         return _finish(current, rows, target, config)
+
+
+def _steps(
+    config: GenSFTConfig,
+    source: Path,
+    records: Sequence[Record],
+    current: Run,
+    progress: Progress,
+) -> list[Lesson]:
+    """The steps to learn from: of the log, or of the demonstrations. Raises DataError if there are
+    none.
+    """
+    if config.log:
+        steps, account = logged_lessons(config.log)
+        current.tables.append(account.table(config.log))
+    else:
+        if not config.task_file:
+            _compare(records, source.with_name(RECORDS), progress)
+        steps = _replayed_steps(config, source, records, progress)
+    if not steps:
+        command = config.setup.command("gen-trajectory")
+        raise DataError(source, f"no record has a demonstration; generate some with {command}")
+    return steps
 
 
 def _replayed_steps(
