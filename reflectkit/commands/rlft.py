@@ -13,9 +13,10 @@ from contextlib import closing
 from reflectkit.commands import Traits
 from reflectkit.console import Progress, Quiet, Report
 from reflectkit.errors import memory_explained
+from reflectkit.runs.run import Run
 from reflectkit.text import pluralize
-from reflectkit.train.processes import check_launch, launch, shared_run, start_processes
-from reflectkit.train.resolve import prepare, resolve
+from reflectkit.train.processes import Processes, check_launch, launch, shared_run, start_processes
+from reflectkit.train.resolve import RLRun, prepare, resolve
 from reflectkit.train.rl_config import LIMITS
 from reflectkit.train.rl_config import RLConfig as RLConfig
 
@@ -62,7 +63,7 @@ def run(config: RLConfig, progress: Progress) -> Report:
     # 1. Resolve: mistakes are told before torch is imported
     problems = prepare(config, progress)
     progress.news(f"rlft ({config.algo.name}): loading torch")
-    from reflectkit.train import build, loop, report
+    from reflectkit.train import build, report
 
     if config.chat_reflector is not None and config.chat.dry_run:
         return report.cost_of_comments(problems, config.chat_reflector, progress)
@@ -78,20 +79,26 @@ def run(config: RLConfig, progress: Progress) -> Report:
         if processes.first:
             for note in rl_run.problems.notes:
                 progress.news(note)
-        with (
-            # 2. Build
-            build.chat_comments(rl_run, current.folder, progress) as chat,
-            closing(build.resumed_trainer(rl_run, current, processes, progress, chat)) as trainer,
-        ):
-            resumed = f", from update {trainer.step + 1}" if trainer.step else ""
-            progress.news(
-                f"rlft ({config.algo.name}): {problems.summary} → {current.folder}{resumed}"
-            )
-            # 3. The loop of updates
-            callbacks = loop.default_callbacks(rl_run, chat)
-            state = loop.fit(rl_run, trainer, current.folder, callbacks, progress)
-        # 4. Report
-        return report.report(state, current, chat)
+        return _train(rl_run, current, processes, progress)
+
+
+def _train(rl_run: RLRun, current: Run, processes: Processes, progress: Progress) -> Report:
+    """The three steps after `resolve`."""
+    from reflectkit.train import build, loop, report
+
+    with (
+        # 2. Build
+        build.chat_comments(rl_run, current.folder, progress) as chat,
+        closing(build.resumed_trainer(rl_run, current, processes, progress, chat)) as trainer,
+    ):
+        resumed = f", from update {trainer.step + 1}" if trainer.step else ""
+        name, summary = rl_run.config.algo.name, rl_run.problems.summary
+        progress.news(f"rlft ({name}): {summary} → {current.folder}{resumed}")
+        # 3. The loop of updates
+        callbacks = loop.default_callbacks(rl_run, chat)
+        state = loop.fit(rl_run, trainer, current.folder, callbacks, progress)
+    # 4. Report
+    return report.report(state, current, chat)
 
 
 def _finished(report: Report, max_steps: int, progress: Progress) -> Report:
