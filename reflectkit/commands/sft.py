@@ -14,6 +14,7 @@ import os
 from reflectkit.commands import Traits
 from reflectkit.console import Progress, Quiet, Report
 from reflectkit.errors import memory_explained
+from reflectkit.models.hub import silence_libraries
 from reflectkit.runs.run import Run
 from reflectkit.text import pluralize
 from reflectkit.train.processes import (
@@ -82,6 +83,7 @@ def run(config: SFTConfig, progress: Progress) -> Report:
 
 def _plan(sft_run: SFTRun, progress: Progress) -> Report:
     """What training takes (--plan): memory here, or tokens of a training service."""
+    silence_libraries()
     from reflectkit.train.sft import build, on_service
 
     if sft_run.config.engine.remote:
@@ -91,6 +93,7 @@ def _plan(sft_run: SFTRun, progress: Progress) -> Report:
 
 def _train(sft_run: SFTRun, current: Run, processes: Processes, progress: Progress) -> Report:
     """The three steps after `resolve`, here or on a training service."""
+    silence_libraries()  # some libraries warn when they are imported
     from reflectkit.train.sft import build, fit, on_service, report
 
     if sft_run.config.engine.remote:

@@ -19,7 +19,6 @@ from reflectkit.console import Progress, Report
 from reflectkit.data.sft_rows import SFTRow, read_rows
 from reflectkit.errors import CheckpointError, ConfigError
 from reflectkit.models.chat import Dialogue
-from reflectkit.models.hub import silence_libraries
 from reflectkit.models.load import (
     LoadedModel,
     checkpoint_gradients,
@@ -225,7 +224,6 @@ def starting_model(run: SFTRun, device: str) -> LoadedModel:
     Raises CheckpointError, and ConfigError for --dropout if it has none.
     """
     config, lora = run.config, run.config.lora
-    silence_libraries()
     if run.start is None:
         player = _tiny_player(config, run.rows, device)
     else:
