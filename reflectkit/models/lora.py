@@ -69,7 +69,9 @@ class BFloat16Linear(PeftLinear):
         state = (scale, *((weight.data_ptr(), weight._version) for weight in weights))
         kept = self.__dict__.get("_kept_adapter")
         if kept is None or kept[0] != state:
-            kept = (state, _rounded(down_RI, up_OR, scale))
+            # Their memory is kept too, so that no other weights can come to lie there
+            memory = tuple(weight.detach() for weight in weights)
+            kept = (state, _rounded(down_RI, up_OR, scale), memory)
             self.__dict__["_kept_adapter"] = kept
         adapter: tuple[torch.Tensor, torch.Tensor] = kept[1]
         return adapter
