@@ -16,7 +16,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -316,7 +316,7 @@ class Harvest:
     low_rewards: Sequence[float]
     """The rewards of episodes below --min-reward."""
 
-    @property
+    @cached_property
     def every(self) -> list[Demonstration]:
         """The demonstrations of all tasks."""
         return [item for items in self.demonstrations.values() for item in items]

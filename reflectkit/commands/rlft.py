@@ -76,7 +76,7 @@ def run(config: RLConfig, progress: Progress) -> Report:
     with shared_run("rlft", rl_run.config, list(rl_run.inputs), processes, LIMITS) as current:
         if current.done:
             return _finished(current.done, config.max_steps, progress)
-        if processes.first:
+        if processes.first:  # the notes play episodes, which one process need do
             for note in rl_run.problems.notes:
                 progress.news(note)
         return _train(rl_run, current, processes, progress)

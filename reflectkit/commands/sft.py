@@ -83,7 +83,7 @@ def run(config: SFTConfig, progress: Progress) -> Report:
 
 def _plan(sft_run: SFTRun, progress: Progress) -> Report:
     """What training takes (--plan): memory here, or tokens of a training service."""
-    silence_libraries()
+    silence_libraries()  # some libraries warn when they are imported
     from reflectkit.train.sft import build, on_service
 
     if sft_run.config.engine.remote:

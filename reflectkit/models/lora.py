@@ -35,9 +35,17 @@ def join_products(model: Any) -> None:
 class BFloat16Linear(PeftLinear):
     """peft's LoRA layer, on a linear layer in bfloat16."""
 
+    _state: tuple[Any, ...] = ()
+    """What the rounding was made of: the scale, and the place and version of each matrix."""
+    _memory: tuple[torch.Tensor, ...] = ()
+    """The matrices as they were, so that no other ones can come to lie in their place."""
+    _rounding: tuple[torch.Tensor, torch.Tensor]
+    """The matrices in bfloat16, see `_rounded`."""
+
     @override
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The layer's outputs (…, O) of inputs (…, I)."""
+        # 1. What is more than LoRA on a frozen layer is left to peft
         name = self._plain_adapter()
         base = self.get_base_layer()
         is_frozen = not base.weight.requires_grad
@@ -45,6 +53,8 @@ class BFloat16Linear(PeftLinear):
         if not is_plain:
             output: torch.Tensor = super().forward(x, *args, **kwargs)
             return output
+
+        # 2. The product, which is remembered for the backward pass if there may be one
         down_RI = self.lora_A[name].weight
         up_OR = self.lora_B[name].weight
         inputs_NI = x.reshape(-1, x.shape[-1])
@@ -54,27 +64,24 @@ class BFloat16Linear(PeftLinear):
                 inputs_NI, base.weight, base.bias, down_RI, up_OR, scale
             )
         else:
-            down, up = self._rounded_adapter(down_RI, up_OR, scale)
+            down, up = self._kept_rounding(down_RI, up_OR, scale)
             outputs_NO = linear(inputs_NI, base.weight, base.bias)
             outputs_NO.addmm_(inputs_NI @ down.T, up.T)
         return outputs_NO.view(*x.shape[:-1], -1)
 
-    def _rounded_adapter(
+    def _kept_rounding(
         self, down_RI: torch.Tensor, up_OR: torch.Tensor, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`_rounded` of the adapter. It is kept until the adapter changes: a pass over one token, as
-        in decoding, would spend a fifth of its time on it.
+        """`_rounded` of the adapter. It is kept until the adapter changes: a pass over one token,
+        as in decoding, would spend a fifth of its time on it.
         """
-        weights = (down_RI, up_OR)
-        state = (scale, *((weight.data_ptr(), weight._version) for weight in weights))
-        kept = self.__dict__.get("_kept_adapter")
-        if kept is None or kept[0] != state:
-            # Their memory is kept too, so that no other weights can come to lie there
-            memory = tuple(weight.detach() for weight in weights)
-            kept = (state, _rounded(down_RI, up_OR, scale), memory)
-            self.__dict__["_kept_adapter"] = kept
-        adapter: tuple[torch.Tensor, torch.Tensor] = kept[1]
-        return adapter
+        matrices = (down_RI, up_OR)
+        state = (scale, *((matrix.data_ptr(), matrix._version) for matrix in matrices))
+        if self._state != state:
+            self._state = state
+            self._memory = tuple(matrix.detach() for matrix in matrices)
+            self._rounding = _rounded(down_RI, up_OR, scale)
+        return self._rounding
 
     def _plain_adapter(self) -> str:
         """The name of the adapter, if it is the only one that is active, and is neither merged nor
@@ -119,6 +126,7 @@ class _LoRAProduct(torch.autograd.Function):
         outputs_NO = linear(inputs_NI, weight_OI, bias_O).addmm_(narrow_NR, up.T)
         ctx.save_for_backward(inputs_NI, weight_OI, down, up, narrow_NR)
         ctx.scale = scale
+        # peft keeps adapters in float32
         ctx.adapter_dtypes = down_RI.dtype, up_OR.dtype
         return outputs_NO
 

@@ -496,8 +496,6 @@ def open_saved(
     engine: see `saved_on`. Raises CheckpointError: it was trained for another role, or the service
     does not have its weights any more. GoneError: the service is away.
     """
-    facts = model_facts(Path(checkpoint)) if looks_local(checkpoint) else {}
-
     # 1. Weights that were trained there
     if record := record_of(checkpoint):
         trained_for = check_role(checkpoint, role)
@@ -511,6 +509,7 @@ def open_saved(
         return None
     service = open_service(engine.name, engine.settings)
     names = run_sync(service.models())
+    facts = model_facts(Path(checkpoint)) if looks_local(checkpoint) else {}
     if facts.get("role") and not any(same_model(name, checkpoint) for name in names):
         return None
     base = base_on_service(names, checkpoint, engine.settings.service_model, service.url)

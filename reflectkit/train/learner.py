@@ -2,8 +2,8 @@
 steps.
 
 Dropout stays off, so that the first pass reproduces the sampler's log-probs up to rounding, and the
-ratio starts at 1. Every process holds all rows and scores its share; gradients are summed, so the step does
-not depend on the number of processes.
+ratio starts at 1. Every process holds all rows and scores its share; gradients are summed, so the
+step does not depend on the number of processes.
 """
 
 from __future__ import annotations

@@ -244,11 +244,12 @@ class GymnasiumGame:
         self.action_space = copy.deepcopy(self.env.action_space)
         count = self._count()
         # 2. What it shows: texts, its picture in characters, or numbers
-        seen_space = without_mask(self.env.observation_space)
-        is_text = isinstance(seen_space, spaces.Text)
+        self.shown_space = without_mask(self.env.observation_space)
+        is_text = isinstance(self.shown_space, spaces.Text)
         self.renders = not is_text and self._begin_to_render(settings)
-        if not (is_text or self.renders or is_readable(seen_space)):
-            raise ConfigError(f"{name}: its observations are {_brief_space(seen_space)}; {FITS}")
+        if not (is_text or self.renders or is_readable(self.shown_space)):
+            shown = _brief_space(self.shown_space)
+            raise ConfigError(f"{name}: its observations are {shown}; {FITS}")
         # 3. The names of its actions: its own, ours, or their numbers
         self.actions = actions_of(self.action_space)
         bare, meanings = self.env.unwrapped, None
@@ -335,7 +336,7 @@ class GymnasiumGame:
             drawing = self._made(settings, render_mode="ansi")
         except TypeError as error:
             space = self.env.observation_space
-            if is_readable(without_mask(space)):
+            if is_readable(self.shown_space):
                 return False
             raise ConfigError(
                 f"{type(self).__name__}: its observations are {type(space).__name__}, no text, and"
@@ -432,8 +433,7 @@ class GymnasiumGame:
         # 1. A text, or numbers. What is neither is refused, as in any class with choices
         if isinstance(observation, str) and not self.renders:
             return str(observation)
-        space = without_mask(self.env.observation_space)
-        if isinstance(space, spaces.Text):
+        if isinstance(self.shown_space, spaces.Text):
             return observation
         if not self.renders:
             try:

@@ -5,8 +5,8 @@ the environment. A prompt's own `metadata["reflectkit"]` overrides it, e.g. by `
 of an evaluation set. The reflector is the model named "reflector" in the file of `--sglang-config`.
 
 A conversation whose prompts only grow is one row; where a chat template rewrites the history, and
-at each choice, a new row starts (`train/training_rows.py`). The rows share their `rollout_id`, so that
-slime's loss counts the episode once.
+at each choice, a new row starts (`train/training_rows.py`). The rows share their `rollout_id`, so
+that slime's loss counts the episode once.
 """
 
 from __future__ import annotations
