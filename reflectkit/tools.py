@@ -687,7 +687,7 @@ def _validator(name: str, schema_json: str) -> Any:
     """The validator of a tool's arguments. A schema that does not mention additional arguments
     allows none.
     """
-    from jsonschema import Draft202012Validator
+    from jsonschema import Draft202012Validator, validators
     from jsonschema.exceptions import SchemaError
     from referencing import Registry
 
@@ -714,7 +714,32 @@ def _validator(name: str, schema_json: str) -> Any:
         ) from None
     except RecursionError:
         raise ConfigError(f"tool {name!r}: its parameters are nested too deep") from None
-    return Draft202012Validator(schema, registry=Registry())
+    kind = validators.extend(Draft202012Validator, {"uniqueItems": _unique_items})
+    return kind(schema, registry=Registry())
+
+
+def _unique_items(validator: Any, is_unique: bool, instance: Any, _schema: object) -> Iterator[Any]:
+    """The error of an array with equal items. jsonschema compares each item with each other one,
+    which takes minutes for thousands of them.
+    """
+    from jsonschema.exceptions import ValidationError
+
+    if not is_unique or not validator.is_type(instance, "array"):
+        return
+    seen = set()
+    for item in instance:
+        # 1.0 is 1 in a JSON schema, and true is not
+        item_json = json.dumps(item)
+        same = json.loads(item_json, parse_float=_number)
+        seen.add(json.dumps(same, sort_keys=True))
+    if len(seen) < len(instance):
+        yield ValidationError(f"{instance!r} has non-unique elements")
+
+
+def _number(text: str) -> float | int:
+    """A JSON number; an int where it has no fraction."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def _problem(error: Any) -> str:

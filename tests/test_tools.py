@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from reflectkit.agents.scripted import AnyAction
 from reflectkit.env import Context
@@ -176,6 +177,44 @@ def test_references_never_leave_the_schema(reference: str, monkeypatch: pytest.M
     assert "its schema refers to" in error
     assert "which is not in it" in error
     assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("items", "is_good"),
+    [
+        ([1, 2, "1", True, [1], {"a": 1}], True),
+        ([1, 1.0], False),
+        ([1, True, 0, False], True),
+        ([{"a": 1, "b": [2]}, {"b": [2.0], "a": 1}], False),
+        (["x", "x"], False),
+        ([1.5, 1.25, 10**30, 10**30 + 1], True),
+        ("xx", True),
+    ],
+)
+def test_unique_items_are_those_of_json_schema(items: Any, is_good: bool) -> None:
+    schema = {"uniqueItems": True}
+    assert Draft202012Validator(schema).is_valid(items) == is_good  # the library agrees
+    tool = ToolSpec("pick", "", {"type": "object", "properties": {"items": schema}})
+    problem = check_call(ToolCall("pick", {"items": items}), [tool])
+    assert (problem is None) == is_good
+    assert problem is None or "has non-unique elements" in problem
+
+
+def test_many_unique_items_are_not_compared_in_pairs() -> None:
+    class Counted(str):
+        """A text that counts how often it is compared."""
+
+        comparisons = 0
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            Counted.comparisons += 1
+            return str(self) == other
+
+    tool = ToolSpec("pick", "", {"type": "object", "properties": {"items": {"uniqueItems": True}}})
+    items = [item for number in range(300) for item in (number, Counted(number))]
+    assert check_call(ToolCall("pick", {"items": items}), [tool]) is None
+    assert Counted.comparisons <= len(items)
 
 
 def test_the_prompt_of_a_model_without_a_template() -> None:
