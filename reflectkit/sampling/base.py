@@ -275,6 +275,8 @@ class ScoreMemo:
     def __init__(self, capacity: int = 2**28) -> None:
         self.capacity, self.size = capacity, 0
         self._rows: dict[tuple[tuple[LabelPath, ...], bytes, Hashable], tuple[float, ...]] = {}
+        self._labels: set[tuple[LabelPath, ...]] = set()
+        """The labels of all rows. Options that change from prompt to prompt take more than these."""
 
     def get(
         self,
@@ -297,6 +299,9 @@ class ScoreMemo:
         self._rows[labels, array("i", prompt).tobytes(), kind] = row
         # About what Python takes for the key, the prompt's numbers and the row
         self.size += 160 + 4 * len(prompt) + 32 * len(row)
+        if labels not in self._labels:
+            self._labels.add(labels)
+            self.size += sum(64 + 36 * len(path) for path in labels)
 
     def trim(self) -> None:
         """Forget everything if the capacity is exceeded."""
@@ -306,6 +311,7 @@ class ScoreMemo:
     def clear(self) -> None:
         """Forget everything."""
         self._rows.clear()
+        self._labels.clear()
         self.size = 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from reflectkit.errors import CheckpointError
 from reflectkit.eventloop import run_sync
 from reflectkit.models.labels import LabelPath, label_ids, option_ids, prompt_ids
 from reflectkit.models.load import LoadedModel
-from reflectkit.sampling.base import SampleOutput, Sampler, SampleRequest, Truncation, draw, truncated_rows
+from reflectkit.sampling.base import SampleOutput, Sampler, SampleRequest, ScoreMemo, Truncation, draw, truncated_rows
 from reflectkit.sampling.hf import LocalSampler
 
 
@@ -178,3 +179,22 @@ def test_a_text_is_drawn_from_the_tokens_that_are_left(policy: LoadedModel) -> N
     (greedy,) = sample(LocalSampler(policy), replace(ask, temperature=0.0))
     assert one.token_ids == greedy.token_ids != free.token_ids
     assert one.logprobs == pytest.approx([0.0] * 8, abs=1e-6)
+
+
+def test_the_memo_counts_labels_that_change_with_the_prompt() -> None:
+    memo = ScoreMemo()
+    tracemalloc.start()
+    for number in range(300):
+        labels = tuple(tuple(1000 * number + 20 * option + place for place in range(8)) for option in range(20))
+        memo.keep(labels, (number,), "plain", tuple(float(option) for option in range(20)))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 0.5 * held < memo.size < 2 * held
+
+    # Labels that are always the same are counted once
+    size = memo.size
+    memo.keep(labels, (0,), "plain", (0.0,))
+    assert memo.size - size < 300
+    memo.clear()
+    memo.keep(labels, (0,), "plain", (0.0,))
+    assert memo.size > 20 * 8 * 28
