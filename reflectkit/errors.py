@@ -149,6 +149,23 @@ def user_code_line(error: BaseException) -> str:
     return ""
 
 
+def env_code_line(error: BaseException) -> str:
+    """The file and line of the `step` or `reset` of an installed environment that raised `error`;
+    empty if there is none.
+    """
+    # 1. What our code called last
+    frames = list(traceback.walk_tb(error.__traceback__))
+    is_ours = [_is_ours(frame.f_code.co_filename) for frame, _ in frames]
+    called = frames[len(frames) - is_ours[::-1].index(True) :] if True in is_ours else []
+
+    # 2. The innermost of the environment's methods, below those of its wrappers
+    methods = [(frame, line) for frame, line in called if frame.f_code.co_name in ("step", "reset")]
+    if not methods or methods[0] != called[0]:
+        return ""
+    frame, line = methods[-1]
+    return f"{frame.f_code.co_filename}, line {line}"
+
+
 def code_place(code: Any) -> str:
     """The file and line where a class or function is written; its name if Python does not know."""
     try:
@@ -159,10 +176,14 @@ def code_place(code: Any) -> str:
 
 def is_user_code(file: str) -> bool:
     """Whether Python's `file` belongs to neither reflectkit, nor Python, nor an installed package."""
-    other_folders = (f"{Path(__file__).parent}{os.sep}", sysconfig.get_path("stdlib"), "<")
-    return not file.startswith(other_folders) and not {"site-packages", "dist-packages"} & set(
-        Path(file).parts
-    )
+    if _is_ours(file) or file.startswith((sysconfig.get_path("stdlib"), "<")):
+        return False
+    return not {"site-packages", "dist-packages"} & set(Path(file).parts)
+
+
+def _is_ours(file: str) -> bool:
+    """Whether Python's `file` belongs to reflectkit."""
+    return file.startswith(f"{Path(__file__).parent}{os.sep}")
 
 
 def unknown_name(kind: str, name: str, names: Iterable[str], hint: str = "") -> UnknownNameError:

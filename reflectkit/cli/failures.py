@@ -19,6 +19,7 @@ from reflectkit.errors import (
     ReflectkitError,
     UnknownNameError,
     cause_of,
+    env_code_line,
     user_code_line,
 )
 
@@ -89,11 +90,11 @@ def _explain(error: BaseException, arguments: Sequence[str]) -> int:
     if isinstance(error, MemoryError):
         return print_error("out of memory; close other programs or use smaller settings", 2)
 
-    # 3. Errors of code, the user's or ours
+    # 3. Errors of code: the user's, an installed environment's, or ours
     cause = cause_of(error)
     summary = f"{type(cause).__name__}: {_text(cause)}".strip(": ").splitlines()[0]
     more = "`reflectkit --traceback …` shows the traceback"
-    if line := user_code_line(cause):
+    if line := user_code_line(cause) or env_code_line(cause):
         return print_error(f"{line}: {summary} ({more})", 2)
     return print_error(f"{summary} (internal error; {more})", 1)
 

@@ -86,3 +86,31 @@ def test_no_memory_is_one_line_with_advice(fails: Callable[[], object]) -> None:
     with pytest.raises(ReflectkitError) as caught:
         memory_explained("lower --max-concurrency")(fails)()
     assert str(caught.value) == "out of memory; lower --max-concurrency"
+
+
+STALLED = """
+import gymnasium
+
+class Stalled(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Discrete(4), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return {}["engine"], 0.0, False, False, {}
+
+gymnasium.register("Stalled-v0", entry_point="stalled_game:Stalled", max_episode_steps=5)
+"""
+
+
+def test_a_fault_of_an_installed_environment_is_not_ours(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "stalled_game.py").write_text(STALLED)
+    monkeypatch.syspath_prepend(installed)
+    evaluate = ["evaluate", "--env", "gymnasium:stalled_game:Stalled-v0", "--policy", "random", "--problems", "1"]
+    error = error_of(evaluate, capsys)
+    assert f"{installed / 'stalled_game.py'}, line 11: KeyError: 'engine'" in error
