@@ -714,7 +714,9 @@ def _validator(name: str, schema_json: str) -> Any:
         ) from None
     except RecursionError:
         raise ConfigError(f"tool {name!r}: its parameters are nested too deep") from None
-    kind = validators.extend(Draft202012Validator, {"uniqueItems": _unique_items})
+    kind = validators.extend(  # type: ignore[no-untyped-call]
+        Draft202012Validator, {"uniqueItems": _unique_items}
+    )
     return kind(schema, registry=Registry())
 
 
