@@ -61,6 +61,7 @@ from reflectkit.envs.setup import (
     refuse_uncounted,
 )
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError
+from reflectkit.evals.estimate import Idle, PlannedCalls, decision_requests, estimate
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.refs import ModelRef
 from reflectkit.rollouts.episode import Episode, rollout
@@ -657,47 +658,63 @@ def _dry_run(config: GenTrajectoryConfig, plan: Plan, progress: Progress) -> Rep
     """The cost of a teacher that acts like the oracle, or at random where there is none."""
     if not config.asks_model:
         return Report("gen-trajectory", config.setup.env_folder, *free_estimate())
-    from reflectkit.evals.estimate import Idle, PlannedCalls, decision_requests, estimate
-
-    kind, endpoint = config.env.kind, config.endpoint
     tasks = list({task.id: task for _, _, task in plan.episodes}.values())
-    count = len(tasks)
-
-    # 1. The calls of a decision model
-    if config.decides:
-        rules = not config.decisions.plain_questions
-        calls_of = partial(decision_requests, endpoint=endpoint, rules=rules)
-        calls = [
-            PlannedCalls(
-                str(endpoint), plan.level, tasks, count, [endpoint], calls_of, answer_tokens=0
-            )
-        ]
-
-    # 2. Or of a chat teacher, in the states of a player that needs no model
-    else:
-        form = kind.action_kind(config.env.settings)
-        has_oracle = config.oracle_acts or kind.teacher_type.has(*DEMONSTRATES)
-        agent: Agent = RandomAgent() if form == "choice" else Idle()
-        if has_oracle:
-            agent = _oracle(config) if config.oracle_acts else Demonstrator(0.0)
-        writes_calls = form == "tools" and not config.oracle_acts
-        tokens = ANALYSIS_TOKENS + (CALLS_TOKENS if writes_calls else 0)
-        acts = not config.oracle_acts
-        positive = PlannedCalls(
-            str(endpoint),
-            plan.level,
-            tasks,
-            count,
-            [endpoint],
-            lambda observation, context: [
-                lesson_asked(observation, context, config.history_tokens, acts=acts)[0]
-            ],
-            tokens,
-            agent,
-            has_real_length=has_oracle,
-        )
-        calls = [positive]
-        if negatives := len(plan.episodes) - count:
-            calls.append(replace(positive, episodes=negatives, has_real_length=True, wrap=Recovery))
+    planned = _decisions(config, plan, tasks) if config.decides else _lessons(config, plan, tasks)
     chat, seed = config.teacher.chat, config.run.seed
-    return estimate("gen-trajectory", config.setup, chat, calls, progress, seed)
+    return estimate("gen-trajectory", config.setup, chat, planned, progress, seed)
+
+
+def _decisions(
+    config: GenTrajectoryConfig,
+    plan: Plan,
+    tasks: Sequence[Task],
+) -> list[PlannedCalls]:
+    """The calls of a decision model that acts in `tasks`."""
+    endpoint = config.endpoint
+    rules = not config.decisions.plain_questions
+    calls_of = partial(decision_requests, endpoint=endpoint, rules=rules)
+    return [
+        PlannedCalls(
+            str(endpoint), plan.level, tasks, len(tasks), [endpoint], calls_of, answer_tokens=0
+        )
+    ]
+
+
+def _lessons(
+    config: GenTrajectoryConfig,
+    plan: Plan,
+    tasks: Sequence[Task],
+) -> list[PlannedCalls]:
+    """The calls of a chat teacher in `tasks`, in the states of a player that needs no model."""
+    # 1. The player
+    kind, endpoint = config.env.kind, config.endpoint
+    form = kind.action_kind(config.env.settings)
+    has_oracle = config.oracle_acts or kind.teacher_type.has(*DEMONSTRATES)
+    agent: Agent = RandomAgent() if form == "choice" else Idle()
+    if has_oracle:
+        agent = _oracle(config) if config.oracle_acts else Demonstrator(0.0)
+
+    # 2. The calls in right episodes
+    writes_calls = form == "tools" and not config.oracle_acts
+    tokens = ANALYSIS_TOKENS + (CALLS_TOKENS if writes_calls else 0)
+    acts = not config.oracle_acts
+    positive = PlannedCalls(
+        str(endpoint),
+        plan.level,
+        tasks,
+        len(tasks),
+        [endpoint],
+        lambda observation, context: [
+            lesson_asked(observation, context, config.history_tokens, acts=acts)[0]
+        ],
+        tokens,
+        agent,
+        has_real_length=has_oracle,
+    )
+
+    # 3. And in those with mistakes
+    negative_count = len(plan.episodes) - len(tasks)
+    if not negative_count:
+        return [positive]
+    negative = replace(positive, episodes=negative_count, has_real_length=True, wrap=Recovery)
+    return [positive, negative]
