@@ -16,6 +16,10 @@ from reflectkit.models.load import LoadedModel
 from reflectkit.models.rows import right_pad
 from reflectkit.train.advantages import SPREAD, deviation
 
+RATE_WIDTH = 128
+"""The width of the states for which `--critic-rate` is meant: that of the tiny models, whose states
+have a root mean square of 1.
+"""
 PREFIX = "critic."
 """What the names of its weights begin with in a checkpoint."""
 
@@ -90,6 +94,7 @@ class Critic(nn.Module):
             hidden_ND = hidden_ND.detach()
 
         # 2. Values
+        hidden_ND = _as_narrow(hidden_ND)
         dtype = next(self.head.parameters()).dtype
         outputs_N1: torch.Tensor = self.head(hidden_ND.to(dtype))
         return self.mean + self.deviation * outputs_N1.squeeze(-1)
@@ -124,3 +129,17 @@ class Critic(nn.Module):
         prompt_N = torch.arange(len(prompts), device=device)
         hidden_ND: torch.Tensor = hidden_NTD[prompt_N, end_N]
         return hidden_ND
+
+
+def _as_narrow(hidden_ND: torch.Tensor) -> torch.Tensor:
+    """States that are wider than RATE_WIDTH, made as small as those of that width.
+
+    A step of Adam moves each weight by about the rate, and so a value by the rate times the sum of
+    a state's magnitudes. For SmolLM2-135M that was 3.4 deviations of the returns, for a tiny model
+    0.5. The critic swung from side to side, and the policy settled on any one action.
+    """
+    width = hidden_ND.shape[-1]
+    if width <= RATE_WIDTH:
+        return hidden_ND
+    size_N1 = hidden_ND.float().pow(2).mean(dim=-1, keepdim=True).sqrt()
+    return hidden_ND * (RATE_WIDTH / width / size_N1.clamp(min=1e-6))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from reflectkit import rlft
 from reflectkit.errors import ConfigError
@@ -85,6 +86,25 @@ def test_the_critic_counts_in_deviations_of_the_first_returns_that_differ() -> N
     again = Critic(LoadedModel(build_relative(tokenizer, 4, 0), tokenizer, None))
     again.load_state_dict(critic.state_dict())
     assert again(hidden_ND, [[1]]).tolist() == [150.0]
+
+
+@pytest.mark.parametrize(("width", "size"), [(64, 1.0), (128, 1.0), (1024, 1.0), (1024, 30.0)])
+def test_a_step_of_the_critic_is_as_long_for_any_model(width: int, size: float) -> None:
+    """Adam's first step is the rate for each weight, whatever the gradient."""
+    config = LlamaConfig(
+        vocab_size=300, hidden_size=width, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
+    )
+    tokenizer = build_tokenizer(["a b"], [], 300)
+    critic = Critic(LoadedModel(LlamaForCausalLM(config), tokenizer, None))
+    critic.set_scale([0.0, 2.0])
+    optimizer = torch.optim.Adam(critic.head.parameters(), lr=5e-3)
+    hidden_ND = size * torch.ones(1, width)
+    (critic(hidden_ND, [[1]]) - 5.0).pow(2).mean().backward()
+    optimizer.step()
+    with torch.no_grad():
+        value_N = critic(hidden_ND, [[1]])
+    moved = float(value_N - critic.mean) / float(critic.deviation)
+    assert moved == pytest.approx(5e-3 * (min(width, 128) + 1), rel=1e-3)  # 1: the bias
 
 
 def test_a_relative_model_reads_longer_states_and_prefers_no_token() -> None:
