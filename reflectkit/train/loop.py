@@ -28,6 +28,7 @@ from reflectkit.models.checkpoint_metadata import BETTER, CALIBRATION, best_chec
 from reflectkit.runs.run import checkpoints
 from reflectkit.text import pluralize
 from reflectkit.train import checkpoint, held_out
+from reflectkit.train.algorithms import AlgorithmConfig
 from reflectkit.train.build import build_trainer
 from reflectkit.train.processes import stopped_between
 from reflectkit.train.resolve import RLRun
@@ -489,15 +490,26 @@ class Advice(Callback):
                     " actions, or make the problems harder"
                 )
         elif not all(trajectory.success for trajectory in trajectories):
-            normalizes = state.run.config.algo.normalize
-            first = "--no-normalize, if steps cost and success is rare; " if normalizes else ""
             mean = fmean(trajectory.total_return for trajectory in trajectories)
-            state.progress.news(
-                "nothing to learn: all rewards are equal in each group of updates"
-                f" {step - flat + 1} to {step} (mean return {mean:.3g}); try {first}easier"
-                " problems, a reward for partial success, a larger --group-size or --temperature,"
-                " or a better starting model"
-            )
+            state.progress.news(_flat_told(state.run.config.algo, step - flat + 1, step, mean))
+
+
+def _flat_told(algo: AlgorithmConfig, first: int, last: int, mean: float) -> str:
+    """What is said of updates `first` to `last`, whose returns do not differ where they are
+    compared. mean: of the returns.
+    """
+    others = "easier problems, a reward for partial success"
+    if not algo.compares_groups:
+        return (
+            f"nothing to learn: every episode of updates {first} to {last} has a return of"
+            f" {mean:.3g}; try more --episodes, {others}, or demonstrations first"
+        )
+    no_scale = "--no-normalize, if steps cost and success is rare; " if algo.normalize else ""
+    return (
+        f"nothing to learn: all rewards are equal in each group of updates {first} to {last} (mean"
+        f" return {mean:.3g}); try {no_scale}{others}, a larger --group-size or --temperature, or a"
+        " better starting model"
+    )
 
 
 def is_flat(trajectories: Sequence[Trajectory]) -> bool:

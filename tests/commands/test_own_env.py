@@ -491,6 +491,31 @@ def test_a_profit_is_what_is_shown_and_a_game_without_a_decision_is_told(
     assert read_json(Path("results/bars/report.json"))["figures"] == {"RL all": 3.0, "random all": 3.0}
 
 
+@pytest.mark.parametrize(
+    ("algo", "told", "not_told"),
+    [
+        ("ppo", "every episode of updates 1 to 1 has a return of 0; try more --episodes", "--no-normalize"),
+        ("reinforce", "try more --episodes", "--no-normalize"),
+        ("grpo", "a larger --group-size", "more --episodes, easier"),
+    ],
+)
+def test_advice_where_no_episode_differs_suits_the_algorithm(
+    algo: str, told: str, not_told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "void.py").write_text(
+        "class Void:\n"
+        "    choices, horizon = ['left', 'right'], 2\n"
+        "    def reset(self, seed):\n        return f'Room {seed % 3}.'\n"
+        "    def step(self, choice):\n        return 'The end.', 0.0, True\n"
+    )
+    env = ["--env", f"{tmp_path / 'void.py'}:Void", "--model", "tiny", "--algo", algo]
+    assert main(["rlft", *env, "--max-steps", "1", "--episodes", "16", "--validate-problems", "0"]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert output.count("nothing to learn") == 1
+    assert told in output
+    assert not_told not in output
+
+
 def test_code_next_to_the_package_is_the_users() -> None:
     """A clone's folder is where people work."""
     package = Path(reflectkit.__file__).parent
