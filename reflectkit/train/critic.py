@@ -136,7 +136,7 @@ def _as_narrow(hidden_ND: torch.Tensor) -> torch.Tensor:
 
     A step of Adam moves each weight by about the rate, and so a value by the rate times the sum of
     a state's magnitudes. For SmolLM2-135M that was 3.4 deviations of the returns, for a tiny model
-    0.5. The critic swung from side to side, and the policy settled on any one action.
+    0.5. The critic swung from side to side, and the policy settled on one action.
     """
     width = hidden_ND.shape[-1]
     if width <= RATE_WIDTH:

@@ -429,7 +429,8 @@ class Advice(Callback):
         if state.trainer.recorded:
             return
         trajectories = [trajectory for trajectory, _ in state.trainer.latest]
-        learned = figures.get("commented_decisions") or not is_flat(trajectories)
+        in_groups = state.run.config.algo.compares_groups
+        learned = figures.get("commented_decisions") or not is_flat(trajectories, in_groups)
         self.flat_updates = 0 if learned else self.flat_updates + 1
         if state.trainer.step == 1:
             self._tell_of_horizon(state, trajectories)
@@ -512,16 +513,13 @@ def _flat_told(algo: AlgorithmConfig, first: int, last: int, mean: float) -> str
     )
 
 
-def is_flat(trajectories: Sequence[Trajectory]) -> bool:
-    """Whether all episodes of each group have equal returns; without groups, all episodes."""
-    returns_by_group: dict[str, set[float]] = {}
+def is_flat(trajectories: Sequence[Trajectory], in_groups: bool) -> bool:
+    """Whether all episodes have equal returns, or, `in_groups`, those of each group."""
+    returns: dict[str, set[float]] = {}
     for trajectory in trajectories:
-        returns_by_group.setdefault(trajectory.group, set()).add(trajectory.total_return)
-    # Without groups, each episode is a group of its own
-    has_groups = len(returns_by_group) < len(trajectories)
-    if has_groups:
-        return all(len(returns) == 1 for returns in returns_by_group.values())
-    return len(set().union(*returns_by_group.values())) <= 1
+        group = trajectory.group if in_groups else ""
+        returns.setdefault(group, set()).add(trajectory.total_return)
+    return all(len(group_returns) == 1 for group_returns in returns.values())
 
 
 class Calibration(Callback):

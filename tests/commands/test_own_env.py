@@ -516,6 +516,23 @@ def test_advice_where_no_episode_differs_suits_the_algorithm(
     assert not_told not in output
 
 
+def test_problems_of_different_returns_are_something_to_learn_without_groups(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rooms.py").write_text(
+        "class Rooms:\n"
+        "    choices, horizon = ['left', 'right'], 2\n"
+        "    def reset(self, seed):\n        self.n = seed % 3\n        return f'Room {self.n}.'\n"
+        "    def step(self, choice):\n        return 'The end.', float(self.n), True\n"
+    )
+    env = ["--env", f"{tmp_path / 'rooms.py'}:Rooms", "--model", "tiny", "--group-size", "8"]
+    few = ["--max-steps", "1", "--episodes", "32", "--validate-problems", "0"]
+    assert main(["rlft", *env, *few, "--algo", "ppo"]) == 0
+    assert "nothing to learn" not in capsys.readouterr().out
+    assert main(["rlft", *env, *few, "--algo", "grpo"]) == 0
+    assert "nothing to learn" in capsys.readouterr().out
+
+
 def test_code_next_to_the_package_is_the_users() -> None:
     """A clone's folder is where people work."""
     package = Path(reflectkit.__file__).parent
