@@ -17,6 +17,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -153,17 +154,20 @@ def env_code_line(error: BaseException) -> str:
     """The file and line of the `step` or `reset` of an installed environment that raised `error`;
     empty if there is none.
     """
-    # 1. What our code called last
-    frames = list(traceback.walk_tb(error.__traceback__))
-    is_ours = [_is_ours(frame.f_code.co_filename) for frame, _ in frames]
-    called = frames[len(frames) - is_ours[::-1].index(True) :] if True in is_ours else []
+    # 1. What our code called last, from the outermost call inwards
+    called: list[tuple[CodeType, int]] = []
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if _is_ours(frame.f_code.co_filename):
+            called = []
+        else:
+            called.append((frame.f_code, line))
 
     # 2. The innermost of the environment's methods, below those of its wrappers
-    methods = [(frame, line) for frame, line in called if frame.f_code.co_name in ("step", "reset")]
-    if not methods or methods[0] != called[0]:
+    methods = ("step", "reset")
+    if not called or called[0][0].co_name not in methods:
         return ""
-    frame, line = methods[-1]
-    return f"{frame.f_code.co_filename}, line {line}"
+    code, line = [call for call in called if call[0].co_name in methods][-1]
+    return f"{code.co_filename}, line {line}"
 
 
 def code_place(code: Any) -> str:

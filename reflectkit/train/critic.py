@@ -14,12 +14,9 @@ from reflectkit.errors import refuse
 from reflectkit.models.architecture import trunk_of
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.rows import right_pad
+from reflectkit.models.tiny import WIDTH
 from reflectkit.train.advantages import SPREAD, deviation
 
-RATE_WIDTH = 128
-"""The width of the states for which `--critic-rate` is meant: that of the tiny models, whose states
-have a root mean square of 1.
-"""
 PREFIX = "critic."
 """What the names of its weights begin with in a checkpoint."""
 
@@ -132,14 +129,15 @@ class Critic(nn.Module):
 
 
 def _as_narrow(hidden_ND: torch.Tensor) -> torch.Tensor:
-    """States that are wider than RATE_WIDTH, made as small as those of that width.
+    """States that are wider than those of the tiny models, made as small as these, whose root mean
+    square is 1. `--critic-rate` is meant for them.
 
     A step of Adam moves each weight by about the rate, and so a value by the rate times the sum of
     a state's magnitudes. For SmolLM2-135M that was 3.4 deviations of the returns, for a tiny model
     0.5. The critic swung from side to side, and the policy settled on one action.
     """
     width = hidden_ND.shape[-1]
-    if width <= RATE_WIDTH:
+    if width <= WIDTH:
         return hidden_ND
     size_N1 = hidden_ND.float().pow(2).mean(dim=-1, keepdim=True).sqrt()
-    return hidden_ND * (RATE_WIDTH / width / size_N1.clamp(min=1e-6))
+    return hidden_ND * (WIDTH / width / size_N1.clamp(min=1e-6))
