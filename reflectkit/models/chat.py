@@ -13,9 +13,10 @@ from __future__ import annotations
 import re
 import sys
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
+
+from cachetools import LRUCache
 
 from reflectkit.errors import CheckpointError
 from reflectkit.models.call_forms import CALL_FORMS
@@ -52,7 +53,12 @@ from reflectkit.tools import (
 )
 from reflectkit.types import THINKING, Message, Observation, ToolSpec, ToolUse
 
-MEMO_LIMIT = 4096  # conversations; the oldest are dropped first
+MEMO_ENTRIES = 2**12
+"""How many conversations are remembered at most; what was used least recently goes first."""
+MEMO_TOKENS = 2**24
+"""How many tokens they have at most."""
+MEMO_CHARACTERS = 2**26
+"""How many characters their texts have at most."""
 LLAMA_STOPS = ("<|eom_id|>",)
 """What Llama 3.1 writes after calls of its built-in tools, where its template writes `<|eot_id|>`.
 """
@@ -65,9 +71,6 @@ DATE = "26 Jul 2024"  # Llama 3's default; its template would insert today's dat
 NO_CLOCK = (
     "{%- macro strftime_now(format) -%}2024-07-26{%- endmacro -%}"  # others insert it as they are
 )
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 
 
 class Dialogue:
@@ -121,8 +124,14 @@ class Dialogue:
         system = {"role": "system", "content": PROBE.name}
         self._takes_system = self.template and PROBE.name in self._probe([system, _user("-")], [])
         # 5. The latest prompts by their tokens, and what was sampled after them
-        self._texts: OrderedDict[bytes, tuple[str, Observation, str | None]] = OrderedDict()
-        self._sampled: OrderedDict[tuple[tuple[str, ...], str], array[int]] = OrderedDict()
+        self._texts: LRUCache[bytes, tuple[str, Observation, str | None]] = LRUCache(
+            MEMO_CHARACTERS,
+            getsizeof=lambda entry: max(len(entry[0]), MEMO_CHARACTERS // MEMO_ENTRIES),
+        )
+        self._sampled: LRUCache[tuple[tuple[str, ...], str], array[int]] = LRUCache(
+            MEMO_TOKENS,
+            getsizeof=lambda ids: max(len(ids), MEMO_TOKENS // MEMO_ENTRIES),
+        )
 
     @property
     def stop_tokens(self) -> tuple[str, ...]:
@@ -176,7 +185,7 @@ class Dialogue:
         else:
             ids = tuple(prompt_ids(self.tokenizer, text))
         if len(ids) <= self.context:
-            _keep(self._texts, array("I", ids).tobytes(), (text, observation, comment))
+            self._texts[array("I", ids).tobytes()] = (text, observation, comment)
         return ids
 
     def remember(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
@@ -194,11 +203,8 @@ class Dialogue:
         else:
             text += _neutral(answer, self._foreign_marks)
         if text:
-            _keep(
-                self._sampled,
-                (self._answers(observation, answer), text + end),
-                array("I", (*prompt_ids, *token_ids)),
-            )
+            key = (self._answers(observation, answer), text + end)
+            self._sampled[key] = array("I", (*prompt_ids, *token_ids))
 
     def _answers(self, observation: Observation, *more: str) -> tuple[str, ...]:
         """What the assistant wrote, where the template does not repeat it."""
@@ -540,15 +546,3 @@ def _neutral_json(value: Any, marks: re.Pattern[str]) -> Any:
     if isinstance(value, dict):
         return {_neutral(key, marks): _neutral_json(inner, marks) for key, inner in value.items()}
     return [_neutral_json(inner, marks) for inner in value] if isinstance(value, list) else value
-
-
-def _keep(
-    memo: OrderedDict[Key, Value],
-    key: Key,
-    value: Value,
-) -> None:
-    """Put an entry into `memo`, which stays bounded."""
-    memo[key] = value
-    memo.move_to_end(key)
-    if len(memo) > MEMO_LIMIT:
-        memo.popitem(last=False)

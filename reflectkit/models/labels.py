@@ -8,10 +8,13 @@ probabilities of all labels sum to 1. A label of one token is a path of one step
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from threading import Lock
+from typing import Any, ParamSpec, TypeVar
+
+from cachetools import LRUCache, cached
 
 from reflectkit.errors import CheckpointError
 from reflectkit.prompts import answers, label
@@ -22,6 +25,12 @@ LabelPaths = tuple[LabelPath, ...]
 """Those of several labels."""
 Steps = tuple[tuple[int, int], ...]
 """The (node, child) pairs along the path of a label, as indices."""
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result", LabelPath, LabelPaths, "Trie")
+CACHED_NUMBERS = 2**22
+"""How many numbers the results in each cache here hold, at some 40 bytes each. What was used least
+recently goes first.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,24 @@ class Trie:
         return max(map(len, self.chains), default=0)
 
 
-@lru_cache(maxsize=2**14)
+def _numbers_in(result: LabelPath | LabelPaths | Trie) -> int:
+    """About how many numbers a result holds."""
+    if isinstance(result, Trie):
+        in_nodes = sum(len(node.prefix) + len(node.children) for node in result.nodes)
+        return in_nodes + 2 * sum(map(len, result.steps))
+    return sum(1 if isinstance(part, int) else len(part) for part in result)
+
+
+def _cached(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """`function` with a cache that is bounded by the size of its results.
+
+    Their number would be no bound: 255 options of 200 characters take half a megabyte.
+    """
+    cache: LRUCache[Any, Result] = LRUCache(CACHED_NUMBERS, getsizeof=_numbers_in)
+    return cached(cache, lock=Lock())(function)
+
+
+@_cached
 def separate_labels(labels: LabelPaths) -> Trie:
     """`labels` that are each read alone and given a score.
 
@@ -85,7 +111,7 @@ def separate_labels(labels: LabelPaths) -> Trie:
     )
 
 
-@lru_cache(maxsize=2**14)
+@_cached
 def trie(labels: LabelPaths) -> Trie:
     """The trie of `labels`. Raises ValueError if a label is empty, or begins another one."""
     # 1. The tokens that may follow each beginning of a label, numbered in the order of the labels
@@ -298,7 +324,7 @@ def label_ids(tokenizer: Any, count: int) -> LabelPaths:
     return answer_ids(tokenizer, texts)
 
 
-@lru_cache(maxsize=2**14)
+@_cached
 def text_ids(tokenizer: Any, choices: tuple[str, ...]) -> LabelPaths:
     """The tokens of each of `choices` as an answer in its own words.
 
@@ -307,7 +333,7 @@ def text_ids(tokenizer: Any, choices: tuple[str, ...]) -> LabelPaths:
     return answer_ids(tokenizer, answers(choices, "text"))
 
 
-@lru_cache(maxsize=2**14)
+@_cached
 def option_ids(tokenizer: Any, choices: tuple[str, ...]) -> LabelPaths:
     """The tokens of each of `choices` to be read alone, the end token included.
 
@@ -352,7 +378,7 @@ def _check_distinct(paths: Sequence[LabelPath], texts: Sequence[str], fix: str) 
             )
 
 
-@lru_cache(maxsize=2**16)
+@_cached
 def _encode_answer(tokenizer: Any, text: str) -> LabelPath:
     """The ids of an answer after a prompt; see `_encode_answers`."""
     return _encode_answers(tokenizer, (text,))[0]

@@ -23,6 +23,7 @@ from reflectkit.envs.support.shop import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of
 from reflectkit.errors import CheckpointError
 from reflectkit.jsonl import read_json, write_json
+from reflectkit.models import chat
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.checkpoint_metadata import load_tokenizer
 from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
@@ -219,6 +220,28 @@ def test_a_turn_with_marks_spelt_out_goes_on_exactly() -> None:
     said = dialogue.words(written)
     then = dialogue.ids(Observation((REQUEST, Message("assistant", said), REQUEST), tools=TOOLS))
     assert then[: len(prompt) + len(written)] == (*prompt, *written)
+
+
+def test_the_latest_conversations_are_remembered_and_no_more_than_the_memo_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chat, "MEMO_ENTRIES", 4)
+    monkeypatch.setattr(chat, "MEMO_TOKENS", 4000)
+    dialogue = dialogue_of("qwen")
+    written = {}
+    for number in range(9):
+        prompt = dialogue.ids(Observation((Message("user", f"Request {number}."),)))
+        # byte by byte, which the tokenizer itself would not do
+        spelled = byte_by_byte(dialogue.tokenizer, "Paid.")
+        written[number] = (*prompt, *spelled)
+        dialogue.remember(prompt, [*spelled, dialogue.tokenizer.eos_token_id])
+
+    def is_remembered(number: int) -> bool:
+        messages = (Message("user", f"Request {number}."), Message("assistant", "Paid."), REQUEST)
+        ids = dialogue.ids(Observation(messages))
+        return ids[: len(written[number])] == written[number]
+
+    assert [number for number in range(9) if is_remembered(number)] == [5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("name", ["qwen", None])

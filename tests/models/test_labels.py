@@ -12,7 +12,16 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedTokenizerFas
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.env import Context
 from reflectkit.eventloop import run_sync
-from reflectkit.models.labels import LabelPath, choice_ids, on_paths, prompt_ids, trie, with_ends
+from reflectkit.models.labels import (
+    CACHED_NUMBERS,
+    LabelPath,
+    choice_ids,
+    on_paths,
+    prompt_ids,
+    separate_labels,
+    trie,
+    with_ends,
+)
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import Scorer, choice_logprobs
 from reflectkit.models.tiny import build_model
@@ -243,3 +252,18 @@ def test_an_end_token_is_added_where_it_decides() -> None:
     assert with_ends([(1,), (1, 4)], None) is None
     assert with_ends([(1,), (1,)], 0) is None
     assert with_ends([(1,), (1, 0)], 0) is None  # text that spells the end token
+
+
+def test_the_caches_are_bounded_by_the_size_of_the_options() -> None:
+    """A server that is asked about other long options each time would else keep half a megabyte of each."""
+    separate_labels.cache.clear()
+    options = 250
+    length = CACHED_NUMBERS // options // 50
+    for number in range(60):
+        separate_labels(tuple((number, option, *range(length)) for option in range(options)))
+    cache = separate_labels.cache
+    assert 40 < len(cache) < 60
+    assert cache.currsize <= CACHED_NUMBERS
+    separate_labels(tuple((0, option, *range(CACHED_NUMBERS // options)) for option in range(options)))
+    assert len(cache) > 40  # what is larger than the whole cache leaves the others there
+    cache.clear()
