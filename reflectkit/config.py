@@ -230,6 +230,15 @@ def _name(attribute: str, field: FieldInfo) -> str:
     return _extra(field, "name") or attribute
 
 
+def by_flat_name(kind: type[Config], values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` by attribute of `kind`, as those of a constructor's arguments, by flat name."""
+    result = {}
+    for attribute, value in values.items():
+        field = kind.model_fields.get(attribute)
+        result[attribute if field is None else _name(attribute, field)] = value
+    return result
+
+
 def _sub_config(field: FieldInfo) -> type[Config] | None:
     """The class of a sub-config; None for a setting."""
     kind = field.annotation

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
-from reflectkit.config import Config, NoSettings, build, option
+from reflectkit.config import Config, NoSettings, build, by_flat_name, option
 from reflectkit.errors import ConfigError, DataError, IllegalActionError, brief
 from reflectkit.types import (
     Answer,
@@ -317,12 +317,13 @@ class Env:
     def __init__(self, *, horizon: int | None = None, **settings: Any) -> None:
         if horizon is not None:
             self.horizon = horizon
+        by_name = by_flat_name(self.Settings, settings)
         # The types are part of the key, since 1 and True are equal
-        values = tuple((name, type(value), value) for name, value in settings.items())
+        values = tuple((name, type(value), value) for name, value in by_name.items())
         try:
             self.settings: Any = _build_settings(self.Settings, self.name, values)
         except TypeError:  # a list has no hash
-            self.settings = build(self.Settings, settings, f"env '{self.name}'")
+            self.settings = build(self.Settings, by_name, f"env '{self.name}'")
 
     @classmethod
     def action_kind(cls, settings: Any) -> Literal["choice", "tools", "text"]:

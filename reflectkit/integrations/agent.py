@@ -26,7 +26,7 @@ from reflectkit.agents.mismatches import env_mismatches, unlike_training
 from reflectkit.agents.player_refs import Player, chat_parts, model_folders, parse_policy
 from reflectkit.agents.players import Players, PlayersSetup
 from reflectkit.chat.config import ChatConfig, DecisionConfig, key_of
-from reflectkit.config import Config, build, option
+from reflectkit.config import Config, build, leaves, option
 from reflectkit.console import Quiet
 from reflectkit.env import Agent, Context, Env
 from reflectkit.envs import env_class
@@ -404,11 +404,9 @@ def _trained_env(policy: ModelRef | None) -> tuple[type[Env], Any] | None:
         return None
     try:
         kind = env_class(name)
-        names = {
-            key: value
-            for key, value in _trained_with(policy).items()
-            if key in kind.Settings.model_fields
-        }
-        return kind, build(kind.Settings, names)
+        names = {leaf.name for leaf in leaves(kind.Settings)}
+        recorded = _trained_with(policy).items()
+        settings = {name: value for name, value in recorded if name in names}
+        return kind, build(kind.Settings, settings)
     except ReflectkitError:  # of a module or a version that is not here
         return None

@@ -36,7 +36,8 @@ from reflectkit.envs.adapters.rows import read_rows
 from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.eventloop import result_of, run_sync
-from reflectkit.jsonl import read_json, write_json, write_jsonl
+from reflectkit.integrations.agent import load_agent
+from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from reflectkit.rollouts.episode import Episode, play, rollout
 from reflectkit.rollouts.tool_errors import ToolErrors, broken_tool
 from reflectkit.rollouts.wrappers import Checked
@@ -1469,3 +1470,38 @@ def test_arguments_of_constructors_are_flags(
     assert main([*command, "--wanted", "much"]) == 2
     assert main(["evaluate", "--env", file, "--help"]) == 0
     assert "--wanted" in capsys.readouterr().out
+
+
+NAMED_LIKE_FLAGS = """
+class Game:
+    choices = ("a", "b")
+
+    def __init__(self, max_steps: int, seed: int = 0):
+        self.max_steps, self.made_with = max_steps, seed
+
+    def reset(self, seed):
+        self.steps = 0
+        return f"{self.max_steps} steps, made with {self.made_with}"
+
+    def step(self, choice):
+        self.steps += 1
+        return "on", 1.0, self.steps == self.max_steps
+"""
+
+
+def test_arguments_named_like_flags_have_a_prefix_in_every_command(request: pytest.FixtureRequest) -> None:
+    file = f"{own_module(request.node)}.py"
+    Path(file).write_text(NAMED_LIKE_FLAGS, encoding="utf-8")
+    game = ["--env", file, "--env-max-steps", "3", "--env-seed", "7"]
+    assert main(["play", *game, "--policy", "random", "--auto", "--name", "play"]) == 0
+    ((_, episode),) = read_jsonl(Path("results/play/episodes.jsonl"))
+    assert len(episode["turns"]) == 3
+    assert main(["rlft", *game, "--model", "tiny", "--max-steps", "1", "--episodes", "8", "--name", "rl"]) == 0
+    settings = read_json(Path("results/rl/config.json"))["settings"]
+    assert (settings["max_steps"], settings["env_max_steps"]) == (1, 3)
+    # A trained policy knows the choices of its environment, which needs its argument
+    with load_agent("results/rl/checkpoint-1") as agent:
+        assert agent.act("3 steps, made with 7").action in ("a", "b")
+    assert make_env(file, max_steps=4).settings.max_steps == 4
+    with pytest.raises(ConfigError, match="--env-max-steps must be a valid integer"):
+        make_env(file, max_steps="many")

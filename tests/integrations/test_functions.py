@@ -14,9 +14,10 @@ import numpy
 import pytest
 
 import reflectkit
-from docs.python_keywords import PLACE, module
+from docs.python_keywords import PLACE, module, names_module
 from reflectkit.envs.python_classes import env_of, has_source, name_of
 from reflectkit.errors import ConfigError, DataError
+from reflectkit.flag_names import FLAG_NAMES
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "maze.ipynb"
 STEP = -0.1
@@ -158,6 +159,12 @@ def test_a_player_without_weights_keeps_its_name() -> None:
 def test_editors_know_the_settings() -> None:
     written, expected = (ast.dump(ast.parse(text)) for text in (PLACE.read_text(encoding="utf-8"), module()))
     assert written == expected, "run `python docs/python_keywords.py`, and format the file"
+
+
+def test_the_names_of_all_flags_are_known() -> None:
+    names: dict[str, frozenset[str]] = {}
+    exec(names_module(), names)
+    assert names["FLAG_NAMES"] == FLAG_NAMES, "run `python docs/python_keywords.py`"
 
 
 def test_the_notebook_runs(tmp_path: Path) -> None:

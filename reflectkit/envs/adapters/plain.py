@@ -41,6 +41,7 @@ from reflectkit.envs.conversation import LONGEST_RESULT, cut
 from reflectkit.errors import ConfigError, DataError, brief, code_place
 from reflectkit.eventloop import followed, outside_loop
 from reflectkit.files import OwnFolder
+from reflectkit.flag_names import FLAG_NAMES
 from reflectkit.registry import IMPORT_FOLDERS
 from reflectkit.rollouts.tool_errors import CODE_ERROR_KEY, code_error
 from reflectkit.rollouts.wrappers import OUR_FIGURES, copy_of, is_flag
@@ -110,7 +111,9 @@ def settings_of(
     **defaults: Any,
 ) -> type[Config]:
     """The arguments of a constructor that are of simple types, as settings; `defaults` replace its
-    own. Raises ConfigError for one without a default that cannot be a setting.
+    own. One that is named like a command's flag has `env_` before its name.
+
+    Raises ConfigError for one without a default that cannot be a setting.
     """
     fields: dict[str, Any] = {}
     for name, parameter in signature_of(kind).parameters.items():
@@ -126,7 +129,9 @@ def settings_of(
         has_name = parameter.kind is not parameter.POSITIONAL_ONLY
         if value_type is not None and is_free and has_name:
             value = REQUIRED if is_required else default
-            fields[name] = value_type, option(value, help=f"Argument of {kind.__name__}.")
+            flag_name = f"env_{name}" if name in FLAG_NAMES else name
+            description = f"Argument {name} of {kind.__name__}."
+            fields[name] = value_type, option(value, help=description, name=flag_name)
         elif is_required:
             why, fix = "cannot be a flag", f"make it e.g. {name}: int"
             if hint is parameter.empty:
