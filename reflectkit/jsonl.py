@@ -15,14 +15,15 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.files import missing
 
 TEMPORARY_PREFIX = ".reflectkit-tmp-"
+Item = TypeVar("Item", bound=Hashable)
 
 
 def dumps(value: object) -> str:
@@ -180,10 +181,19 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The object of these (key, value) pairs. Raises ValueError if a key is there twice."""
     value = dict(pairs)
     if len(value) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"an object has the key {repeated!r:.80} twice")
+        key = first_repeated(key for key, _ in pairs)
+        raise ValueError(f"an object has the key {key!r:.80} twice")
     return value
+
+
+def first_repeated(items: Iterable[Item]) -> Item | None:
+    """The first of `items` that was there before; None if all are different."""
+    seen: set[Item] = set()
+    for item in items:
+        if item in seen:
+            return item
+        seen.add(item)
+    return None
 
 
 Constant = Callable[[str], Any]
@@ -242,10 +252,16 @@ def read_json_list(path: Path) -> list[Any]:
 
 
 def read_jsonl(
-    path: Path, fix: str = AGAIN, constant: Constant = _refused
+    path: Path,
+    fix: str = AGAIN,
+    constant: Constant = _refused,
+    *,
+    growing: bool = False,
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """(line number, object) for each line of `path`; blank lines are skipped. fix: as in
-    `read_json`.
+    """(line number, object) for each line of `path`; blank lines are skipped.
+
+    fix: as in `read_json`. growing: whether a program may be writing the file, or have been killed
+    while it did; a part of a row in the last line is then left out.
 
     Raises
     ------
@@ -254,8 +270,13 @@ def read_jsonl(
     """
     # It stays 0 where the file has no line
     number = 0
-    for number, line in lines(path):
-        row = _parsed(line, path, number, fix, constant, unique=True)
+    for number, line in lines(path, growing=growing):
+        try:
+            row = _parsed(line, path, number, fix, constant, unique=True)
+        except DataError:
+            if growing and not line.endswith("\n"):
+                return
+            raise
         if not isinstance(row, dict):
             raise DataError(
                 path, f"expected a JSON object, found {type(row).__name__}", line=number
@@ -265,21 +286,25 @@ def read_jsonl(
         raise DataError(path, f"the file is empty; {fix}")
 
 
-def lines(path: Path) -> Iterator[tuple[int, str]]:
+def lines(path: Path, *, growing: bool = False) -> Iterator[tuple[int, str]]:
     """(line number, text) for each non-blank line of `path`, one in memory at a time. Raises
     DataError as `text_of`; strings may contain U+2028, which is no end of a line here.
+
+    growing: see `read_jsonl`.
     """
     # The error of a missing file, a folder or a device
     if not path.is_file():
         text_of(path)  # raises
-    number = 0
-    try:
-        with path.open(encoding="utf-8", newline="\n") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, line.removeprefix("\ufeff") if number == 1 else line
-    except UnicodeDecodeError:
-        raise DataError(path, "not UTF-8; save it as UTF-8", line=number + 1) from None
+    with path.open("rb") as file:
+        for number, content in enumerate(file, 1):
+            try:
+                line = content.decode()
+            except UnicodeDecodeError:
+                if growing and not content.endswith(b"\n"):
+                    return
+                raise DataError(path, "not UTF-8; save it as UTF-8", line=number) from None
+            if line.strip():
+                yield number, line.removeprefix("\ufeff") if number == 1 else line
 
 
 def salvaged(path: Path, fields: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]:

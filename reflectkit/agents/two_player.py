@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from cachetools import LRUCache
+
 from reflectkit.env import Context, Env, teacher_of
 from reflectkit.errors import ConfigError, EnvironmentFailure, refuse
 from reflectkit.models.chat import Dialogue
@@ -143,8 +145,8 @@ def _is_true(env: Env, comment: str) -> bool:
 
 MEMO_LIMIT = 200_000
 """The maximum number of comments in a memo. A full memo is cleared."""
-MEMO_CHARACTERS = 50_000_000
-"""The length of all prompts, in characters, whose tokens are kept. Then the memo is cleared."""
+MEMO_TOKENS = 2**24
+"""How many tokens a memo of prompts holds."""
 COMMENT_TOKENS = 100
 """The maximum length of a comment, in tokens."""
 NEVER_END = 0.95
@@ -264,27 +266,24 @@ class Reflector:
 class PromptMemo:
     """A cache of the tokens of prompts, which recur in episodes.
 
-    characters: the length of all prompts together after which the cache is cleared.
+    tokens: how many it holds; the prompts that were used least recently go first.
     """
 
-    def __init__(self, tokenizer: Any, characters: int = MEMO_CHARACTERS) -> None:
+    def __init__(self, tokenizer: Any, tokens: int = MEMO_TOKENS) -> None:
         self._tokenizer = tokenizer
-        self._limit = characters
-        self._characters = 0
-        self._tokens: dict[str, tuple[int, ...]] = {}
+        self._ids: LRUCache[str, tuple[int, ...]] = LRUCache(tokens, getsizeof=len)
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self._ids)
 
     def ids(self, text: str) -> tuple[int, ...]:
         """The token ids of the prompt `text`."""
-        if text not in self._tokens:
-            if self._characters > self._limit:
-                self._tokens.clear()
-                self._characters = 0
-            self._tokens[text] = tuple(prompt_ids(self._tokenizer, text))
-            self._characters += len(text)
-        return self._tokens[text]
+        ids = self._ids.get(text)
+        if ids is None:
+            ids = tuple(prompt_ids(self._tokenizer, text))
+            if len(ids) <= self._ids.maxsize:
+                self._ids[text] = ids
+        return ids
 
 
 class TwoPlayerAgent:

@@ -288,12 +288,17 @@ class PolicyServer:
 
         # 3. The record, by which outcomes find their decision, and the answer
         number = f"decision-{secrets.token_hex(8)}"
-        for question, result in zip(names, decided, strict=True):
-            record = {
-                "observation": to_json(result.observation),
-                "decision": to_json(result.decision),
-            }
-            self.record({"session": name, "id": number, "question": question, **record})
+        for question_name, question, result in zip(names, questions, decided, strict=True):
+            self.record(
+                {
+                    "session": name,
+                    "id": number,
+                    "question": question_name,
+                    "options": question.names,
+                    "observation": to_json(result.observation),
+                    "decision": to_json(result.decision),
+                }
+            )
         self.answered += 1
         return request.response([result.answer for result in decided], usage, number)
 

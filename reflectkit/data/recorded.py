@@ -29,13 +29,13 @@ from reflectkit.types import (
 @dataclass(frozen=True, slots=True)
 class _Outcome:
     """A line of the file of outcomes. question: whose; "": of all in the request. choice: the
-    option that was taken, if that is not the likeliest.
+    name of the option that was taken, or its whole text; None: the likeliest.
     """
 
     id: str
     reward: float
     question: str = ""
-    choice: str = ""
+    choice: str | bool | None = None
 
 
 def read_recorded(record: Path, outcomes: Path, env: str) -> tuple[list[Trajectory], int]:
@@ -48,7 +48,7 @@ def read_recorded(record: Path, outcomes: Path, env: str) -> tuple[list[Trajecto
     """
     # 1. The outcomes
     rewards: dict[tuple[str, str], tuple[int, _Outcome]] = {}
-    for line, row in read_jsonl(outcomes):
+    for line, row in read_jsonl(outcomes, growing=True):
         outcome = from_json(_Outcome, row, path=outcomes, line=line)
         key = outcome.id, outcome.question
         if key in rewards:
@@ -69,7 +69,7 @@ def read_recorded(record: Path, outcomes: Path, env: str) -> tuple[list[Trajecto
     used_keys: set[tuple[str, str]] = set()
     first_lines: dict[tuple[str, str], int] = {}
     without = 0
-    for line, row in read_jsonl(record):
+    for line, row in read_jsonl(record, growing=True):
         if "id" not in row or "decision" not in row:  # an answer in words, or a reward
             continue
         number, question = str(row["id"]), str(row.get("question", ""))
@@ -127,21 +127,23 @@ def _turn(
         lambda fault: DataError(path, fault, line=line, field=field),
     )
 
-    # 2. The option that was taken, by its text or by the part before a colon
+    # 2. The option that was taken, by its name in the request or by its text
     action = decision.action
-    if outcome.choice:
-        names = [
-            choice for choice in observation.choices if choice.partition(": ")[0] == outcome.choice
-        ]
-        option = outcome.choice if outcome.choice in observation.choices else next(iter(names), "")
-        if not option:
+    if outcome.choice is not None:
+        names = row.get("options")
+        if not isinstance(names, list) or len(names) != len(observation.choices):
+            raise DataError(path, "expected a name for each option", line=line, field="options")
+        options = names if outcome.choice in names else list(observation.choices)
+        count = options.count(outcome.choice)
+        if count != 1:
+            found = "no option" if count == 0 else f"{count} options"
             raise DataError(
                 outcome_place[0],
-                f"the decision in line {line} of {path} has no option {outcome.choice!r:.60}",
+                f"the decision in line {line} of {path} has {found} {outcome.choice!r:.60}",
                 line=outcome_place[1],
                 field="choice",
             )
-        action = observation.choices.index(option)
+        action = options.index(outcome.choice)
     if not isinstance(action, int) or not 0 <= action < len(observation.choices):
         raise DataError(path, f"no option {action!r:.40}", line=line, field="decision.action")
     if not decision.probabilities[action] > 0:

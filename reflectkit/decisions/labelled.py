@@ -17,11 +17,12 @@ from reflectkit.decisions.questions import (
     YES,
     Question,
     option_text,
+    refuse_alike,
     text_of,
 )
 from reflectkit.decisions.replies import distribution
 from reflectkit.errors import DataError
-from reflectkit.jsonl import read_jsonl
+from reflectkit.jsonl import first_repeated, lone_surrogate, read_jsonl
 from reflectkit.types import Observation
 
 TOLERANCE = 0.02
@@ -93,10 +94,16 @@ def labelled_decision(
     options = _options(row.get("options"), error)
     names = list(options)
     texts = tuple(option_text(name, description) for name, description in options.items())
-    if len(set(texts)) < len(texts):
-        raise error("options", "two of them read the same")
+    try:
+        refuse_alike(texts)
+    except ValueError as fault:
+        raise error("options", str(fault)) from None
     kind = "choice" if row.get("options") is not None else "predicate"
     question = Question(kind, text_of(row.get("question")), texts)  # type: ignore[arg-type]
+    written = {"state": state, "question": question.instructions, "options": "".join(texts)}
+    for field, text in written.items():
+        if lone_surrogate(text):
+            raise error(field, "has half a surrogate pair")
 
     # 3. The probabilities of the options
     answer = row.get("answer")
@@ -129,8 +136,8 @@ def _options(value: Any, error: ErrorMaker) -> dict[str, Any]:
     if not names or not all(isinstance(name, str) and name.strip() for name in names):
         expected = "expected texts that are not empty, or descriptions by option"
         raise error("options", f"{expected}, found {value!r:.60}")
-    if len(set(names)) < len(names):
-        repeated = next(name for name in names if names.count(name) > 1)
+    repeated = first_repeated(names)
+    if repeated is not None:
         raise error("options", f"{repeated!r:.60} is there twice")
     if not FEWEST_OPTIONS <= len(names) <= MOST_OPTIONS:
         expected = f"expected {FEWEST_OPTIONS} to {MOST_OPTIONS}"

@@ -34,6 +34,7 @@ from reflectkit.decisions.questions import (
     Question,
     Usage,
     option_text,
+    refuse_alike,
     text_of,
 )
 from reflectkit.decisions.replies import (
@@ -41,7 +42,7 @@ from reflectkit.decisions.replies import (
     UnusableReplyError,
     option_probabilities,
 )
-from reflectkit.jsonl import dumps
+from reflectkit.jsonl import dumps, first_repeated
 from reflectkit.prompts import one_line
 from reflectkit.tools import written_message
 from reflectkit.types import Message, Observation, StateQuestion, ToolCall
@@ -181,7 +182,7 @@ class PredicateQuestion(_Question):
     @property
     def question(self) -> Question:
         """The question as the model reads it."""
-        return Question("predicate", _words(self.instructions), (YES, NO))
+        return Question("predicate", _words(self.instructions), (YES, NO), names=(True, False))
 
     def reply(self, answer: Answer) -> dict[str, Any]:
         """The answer as a JSON value."""
@@ -212,18 +213,18 @@ class ChoiceQuestion(_Question):
     @field_validator("choices")
     @classmethod
     def _check_distinct(cls, choices: list[_Option]) -> list[_Option]:
-        # In Python, True == 1, so the type is a part of the value
-        values = [(type(option.value), option.value) for option in choices]
-        for place, value in enumerate(values):
-            if value in values[:place]:
-                raise ValueError(f"the choice {value[1]!r:.60} is there twice")
+        value = first_repeated(option.value for option in choices)
+        if value is not None:
+            raise ValueError(f"the choice {value!r:.60} is there twice")
+        refuse_alike([option.words for option in choices])
         return choices
 
     @property
     def question(self) -> Question:
         """The question as the model reads it."""
         options = tuple(option.words for option in self.choices)
-        return Question("choice", _words(self.instructions), options)
+        names = tuple(option.value for option in self.choices)
+        return Question("choice", _words(self.instructions), options, names)
 
     def reply(self, answer: Answer) -> dict[str, Any]:
         """The answer as a JSON value."""
@@ -252,11 +253,18 @@ class ScoreQuestion(_Question):
     type: Literal["score"]
     levels: list[_Level] = Field(min_length=FEWEST_OPTIONS, max_length=MOST_LEVELS)
 
+    @model_validator(mode="after")
+    def _refuse_alike(self) -> ScoreQuestion:
+        """Raises ValueError."""
+        refuse_alike(self.question.options)
+        return self
+
     @property
     def question(self) -> Question:
         """The question as the model reads it."""
         options = tuple(option_text(level.label, level.description) for level in self.levels)
-        return Question("score", _words(self.instructions), options)
+        labels = tuple(level.label for level in self.levels)
+        return Question("score", _words(self.instructions), options, labels)
 
     def reply(self, answer: Answer) -> dict[str, Any]:
         """The answer as a JSON value."""
@@ -304,11 +312,9 @@ class DecisionsRequest(BaseModel):
     @model_validator(mode="after")
     def _names_differ(self) -> DecisionsRequest:
         """Raises ValueError if two questions have one name, by which outcomes find a decision."""
-        names: set[str] = set()
-        for name in self._question_names:
-            if name in names:
-                raise ValueError(f"questions: two are named {name!r:.60}")
-            names.add(name)
+        name = first_repeated(question.name for question in self.questions if question.name)
+        if name is not None:
+            raise ValueError(f"questions: two are named {name!r:.60}")
         return self
 
     def names(self, model: str) -> bool:
@@ -329,7 +335,17 @@ class DecisionsRequest(BaseModel):
 
     @property
     def _question_names(self) -> list[str]:
-        return [question.name or str(number) for number, question in enumerate(self.questions)]
+        """The names of the questions. One without a name has its number, after which lines are put
+        while another has that name.
+        """
+        given = {question.name for question in self.questions}
+        names = []
+        for number, question in enumerate(self.questions):
+            name = str(number)
+            while name in given:
+                name += "_"
+            names.append(question.name or name)
+        return names
 
     def response(
         self,

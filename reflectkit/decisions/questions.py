@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from reflectkit.jsonl import dumps
+from reflectkit.jsonl import dumps, first_repeated
 from reflectkit.prompts import REFLECTION_MARKER, one_line
 from reflectkit.types import Message, Observation, StateQuestion
 
@@ -37,6 +37,8 @@ class Question:
     """The text of the question, which may be empty."""
     options: tuple[str, ...]
     """The K options, as the model reads them."""
+    names: tuple[str | bool, ...] = ()
+    """The names of the K options in a request, by which outcomes find one; else empty."""
 
     def observation(
         self,
@@ -82,6 +84,13 @@ class Question:
         # A question with few options has fewer different orders
         distinct = dict.fromkeys(orders)
         return list(distinct)[:count]
+
+
+def refuse_alike(options: Sequence[str]) -> None:
+    """Raises ValueError if two of `options` are the same text with their descriptions."""
+    option = first_repeated(options)
+    if option is not None:
+        raise ValueError(f"two options read {option!r:.60}")
 
 
 def question_about(question: StateQuestion, observation: Observation) -> Question | None:

@@ -11,7 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from reflectkit.decisions.questions import (
     FEWEST_OPTIONS,
@@ -24,6 +31,7 @@ from reflectkit.decisions.questions import (
     Question,
     Usage,
     option_text,
+    refuse_alike,
     text_of,
 )
 from reflectkit.decisions.replies import UnusableReplyError, option_probabilities
@@ -83,7 +91,7 @@ class Noul(BaseModel):
         """The question as the model reads it."""
         sides = self.criteria or _Sides()
         options = (option_text(YES, sides.true), option_text(NO, sides.false))
-        return Question("predicate", text_of(self.instructions), options)
+        return Question("predicate", text_of(self.instructions), options, names=(True, False))
 
     def reply(self, answer: Answer) -> dict[str, Any]:
         """The answer as a JSON value."""
@@ -102,13 +110,20 @@ class Choice(BaseModel):
         Field(min_length=FEWEST_OPTIONS),
     ]
 
+    @model_validator(mode="after")
+    def _refuse_alike(self) -> Choice:
+        """Raises ValueError."""
+        refuse_alike(self.question.options)
+        return self
+
     @property
     def question(self) -> Question:
         """The question as the model reads it."""
         options = tuple(
             option_text(name, description) for name, description in self.criteria.items()
         )
-        return Question("choice", text_of(self.instructions), options)
+        names = tuple(self.criteria)
+        return Question("choice", text_of(self.instructions), options, names)
 
     def reply(self, answer: Answer) -> dict[str, Any]:
         """The answer as a JSON value."""
@@ -127,6 +142,12 @@ class Score(BaseModel):
     type: Literal["score"]
     instructions: Text | None = None
     criteria: list[Text] = Field(min_length=FEWEST_OPTIONS, max_length=MOST_LEVELS)
+
+    @model_validator(mode="after")
+    def _refuse_alike(self) -> Score:
+        """Raises ValueError."""
+        refuse_alike(self.question.options)
+        return self
 
     @property
     def question(self) -> Question:

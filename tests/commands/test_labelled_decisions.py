@@ -14,7 +14,7 @@ from reflectkit import load_agent
 from reflectkit.cli.main import main
 from reflectkit.data.recorded import read_recorded
 from reflectkit.errors import DataError
-from reflectkit.jsonl import read_json, read_jsonl, write_jsonl
+from reflectkit.jsonl import json_line, read_json, read_jsonl, write_jsonl
 from reflectkit.models.labels import choice_ids, prompt_ids
 from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import build_model, build_tokenizer
@@ -120,8 +120,8 @@ def recorded(player: LoadedModel, shares: tuple[float, ...], number: str = "deci
     observation = seen("I was charged twice.")
     prompt = tuple(prompt_ids(player.tokenizer, policy_prompt(observation)))
     decision = Decision(1, None, prompt, (9,), (-0.1,), probabilities=shares)
-    line = {"session": "", "id": number, "question": "team", "observation": to_json(observation)}
-    return line | {"decision": to_json(decision)} | more
+    line = {"session": "", "id": number, "question": "team", "options": list(observation.choices)}
+    return line | {"observation": to_json(observation), "decision": to_json(decision)} | more
 
 
 @pytest.mark.parametrize(
@@ -133,6 +133,7 @@ def recorded(player: LoadedModel, shares: tuple[float, ...], number: str = "deci
         ({"probabilities": [0.25, 0.5]}, 1, {}, "answers.jsonl:1: field 'decision.probabilities'"),
         ({}, 2, {}, "answers.jsonl:2: field 'id'"),
         ({}, 1, {"choice": "Sales"}, "outcomes.jsonl:1: field 'choice'"),
+        ({}, 1, {"choice": True}, "outcomes.jsonl:1: field 'choice'"),
     ],
 )
 def test_a_damaged_record_is_named_with_its_place(
@@ -177,6 +178,42 @@ def test_outcomes_are_joined_by_id_with_the_recorded_probability(player: LoadedM
     assert without == 1
     assert [(turn.decision.action, turn.reward) for turn in turns] == [(1, 1.0), (0, -1.0)]
     assert [turn.decision.logprobs[0] for turn in turns] == pytest.approx([math.log(0.75), math.log(0.25)])
+
+
+@pytest.mark.parametrize(
+    ("names", "texts", "choice", "action"),
+    [
+        (["a: b", "a"], ["a: b", "a: c"], "a", 1),
+        (["Bug: UI", "Bug: API"], ["Bug: UI: buttons", "Bug: API: calls"], "Bug: API", 1),
+        ([True, False], ["true", "false"], False, 1),
+        ([True, False], ["yes", "no"], "no", 1),
+        (["low", "low"], ["low: 1", "low: 2"], "low: 2", 1),
+        (["low", "low"], ["low: 1", "low: 2"], "low", None),
+    ],
+)
+def test_an_outcome_names_an_option_as_the_request_did(
+    player: LoadedModel, names: list[Any], texts: list[str], choice: Any, action: int | None
+) -> None:
+    line = recorded(player, (0.25, 0.75), options=names)
+    line["observation"]["choices"] = texts
+    write_jsonl(Path("answers.jsonl"), [line])
+    write_jsonl(Path("outcomes.jsonl"), [{"id": "decision-1", "reward": 1.0, "choice": choice}])
+    if action is None:
+        with pytest.raises(DataError, match="has 2 options 'low'"):
+            read_recorded(Path("answers.jsonl"), Path("outcomes.jsonl"), "decisions")
+        return
+    ((episode,), _) = read_recorded(Path("answers.jsonl"), Path("outcomes.jsonl"), "decisions")
+    assert episode.turns[0].decision.action == action
+
+
+@pytest.mark.parametrize("cut", [1, 2, 40])
+def test_a_line_that_is_still_being_written_is_left_out(player: LoadedModel, cut: int) -> None:
+    """Also one that ends within a character, as a server's lines are not ASCII."""
+    last = json_line({"session": "é", "id": "decision-2"}) + "é".encode()
+    Path("answers.jsonl").write_bytes(json_line(recorded(player, (0.25, 0.75))) + last[:-cut])
+    Path("outcomes.jsonl").write_text('{"id": "decision-1", "reward": 1.0}\n{"id": "deci', encoding="utf-8")
+    episodes, without = read_recorded(Path("answers.jsonl"), Path("outcomes.jsonl"), "decisions")
+    assert (len(episodes), without) == (1, 0)
 
 
 def test_rlft_makes_one_update_from_the_record(player: LoadedModel, capsys: pytest.CaptureFixture[str]) -> None:

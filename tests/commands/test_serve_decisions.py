@@ -18,6 +18,7 @@ import pytest
 from reflectkit.agents.deciding import Decider
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.commands.serve import PolicyServer, ServeConfig
+from reflectkit.decisions.openai_form import DecisionsRequest
 from reflectkit.decisions.questions import Question
 from reflectkit.env import Context
 from reflectkit.envs import make
@@ -339,14 +340,46 @@ def test_a_refusal_quotes_little_of_what_was_sent(address: str) -> None:
     assert (code, len(text) < 5000) == (422, True)
 
 
-@pytest.mark.parametrize("names", [["team", "team"], ["1", None]])
-def test_questions_of_one_name_are_refused_as_outcomes_could_not_tell_them_apart(
-    address: str, names: list[str | None]
-) -> None:
+def named_questions(*names: str | None) -> bytes:
     questions = [{"type": "predicate", "instructions": "?", "name": name} for name in names]
-    body = json.dumps({"model": "m", "input": "x", "questions": questions}).encode()
-    code, text = post(f"{address}/v1/decisions", body)
-    assert (code, f"two are named '{names[0]}'" in text) == (422, True), text[:500]
+    return json.dumps({"model": "m", "input": "x", "questions": questions}).encode()
+
+
+def test_questions_of_one_name_are_refused_as_outcomes_could_not_tell_them_apart(address: str) -> None:
+    code, text = post(f"{address}/v1/decisions", named_questions("team", "team"))
+    assert (code, "two are named 'team'" in text) == (422, True), text[:500]
+
+
+def test_a_question_without_a_name_has_one_that_no_other_has(address: str) -> None:
+    assert post(f"{address}/v1/decisions", named_questions("1", None, "1_", None))[0] == 200
+    request = DecisionsRequest.model_validate_json(named_questions("1", None, "1_", None))
+    assert [name for name, _ in request.named_questions] == ["1", "1__", "1_", "3"]
+
+
+@pytest.mark.parametrize(
+    ("path", "question"),
+    [
+        ("systemone", {"type": "choice", "criteria": {"a": "b", "a: b": None}}),
+        ("systemone", {"type": "score", "criteria": ["bad", "good", "bad"]}),
+        ("decisions", {"type": "choice", "choices": [{"value": True}, {"value": "true"}]}),
+        ("decisions", {"type": "score", "levels": [{"label": "bad"}, {"label": "bad"}]}),
+    ],
+)
+def test_options_that_read_the_same_are_refused(address: str, path: str, question: dict[str, Any]) -> None:
+    if path == "systemone":
+        body = of({"q": question})
+    else:
+        body = json.dumps({"model": "m", "input": "x", "questions": [question | {"instructions": "?"}]}).encode()
+    code, text = post(f"{address}/v1/{path}", body)
+    assert (code, "two options read" in text) == (422, True), text[:500]
+
+
+def test_a_body_of_many_keys_is_refused_at_once(address: str) -> None:
+    """Comparing each key with all others would take the server hours."""
+    state = ", ".join(f'"{number}": 0' for number in [*range(300_000), 299_999])
+    body = f'{{"model": "jev-latest", "state": {{{state}}}, "questions": {{"q": {{"type": "noul"}}}}}}'
+    code, text = post(f"{address}/v1/systemone", body.encode())
+    assert (code, "has the key '299999' twice" in text) == (422, True), text[:500]
 
 
 @pytest.mark.parametrize("state", ["", {}, [], {"a": [1, None, "é"]}])

@@ -20,7 +20,7 @@ from typing import Any
 
 from reflectkit.errors import ConfigError, DataError, refuse
 from reflectkit.files import missing
-from reflectkit.jsonl import read_json, read_jsonl, refuse_device, text_of
+from reflectkit.jsonl import first_repeated, read_json, read_jsonl, refuse_device, text_of
 
 FILES = (".json", ".jsonl", ".csv", ".parquet")
 DELIMITERS = ",;\t"
@@ -132,9 +132,9 @@ def _read_csv(path: Path) -> Iterator[dict[str, str]]:
     # 2. Each row has as many texts as the header.
     try:
         columns = next(lines, [])
-        for name in columns:
-            if columns.count(name) > 1:
-                raise DataError(path, f"there are two columns '{name}'; rename one")
+        repeated = first_repeated(columns)
+        if repeated is not None:
+            raise DataError(path, f"there are two columns '{repeated}'; rename one")
         for number, cells in enumerate(filter(None, lines), start=1):
             if len(cells) != len(columns):
                 counts = f"row {number} has {len(cells)} columns, and the header {len(columns)}"
