@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -114,6 +115,8 @@ class NewConfig(Config):
     def _identifier(cls, name: str) -> str:
         if not re.fullmatch("[a-z][a-z0-9_]*", name):
             raise ValueError(f"{name!r:.40}: write small letters, digits and _, e.g. my_maze")
+        if name in sys.stdlib_module_names:
+            raise ValueError(f"is a module of Python, which {name}.py would hide; e.g. my_{name}")
         return name
 
 

@@ -41,7 +41,7 @@ from reflectkit.envs.setup import (
     check_level,
     refuse_uncounted,
 )
-from reflectkit.errors import ConfigError, unknown_name
+from reflectkit.errors import ConfigError, EnvironmentFailure, unknown_name
 from reflectkit.jsonl import append
 from reflectkit.models.refs import TEACHER, ModelRef, resolved
 from reflectkit.prompts import ACTION_MARKER, one_line
@@ -319,8 +319,10 @@ CONFIG = PlayConfig
 
 
 def run(config: PlayConfig, progress: Progress) -> Report:
-    """Write `episodes.jsonl`, a line after each episode. Raises ConfigError, CheckpointError,
-    DataError.
+    """Write `episodes.jsonl`, a line after each episode.
+
+    Raises ConfigError, CheckpointError, DataError, and EnvironmentFailure if all episodes were
+    aborted.
     """
     if not config.is_person and not config.auto and not progress.attended:
         raise ConfigError("there is no terminal to wait for keys; add --auto")
@@ -346,6 +348,8 @@ def run(config: PlayConfig, progress: Progress) -> Report:
             current.tables.append(_table(config.player.name, trajectories))
         figures = _figures(trajectories)
         players.report(progress)
+        if all(trajectory.status is Status.ABORTED for trajectory in trajectories):
+            raise EnvironmentFailure(f"no episode was played to its end; what was is in {path}")
         if players.usage:
             figures["asked"] = players.usage
         return current.finish(figures, [path])
@@ -449,7 +453,9 @@ def _play(
         progress.news(f"{config.env.name}, level {task.level}, task {task.id}")
         seed = derive(config.run.seed, "play", task.id, number)
         trajectory = _episode(Episode(task, seed), config.setup, narrator)
-        if person is not None and not person.has_answered and not progress.attended:
+        is_aborted = trajectory.status is Status.ABORTED
+        is_asked = person is not None and not is_aborted
+        if is_asked and not person.has_answered and not progress.attended:
             raise ConfigError(NOBODY)
 
         # 2. How it ended

@@ -112,3 +112,15 @@ def test_a_held_out_problem_can_be_played_by_its_name(play: Any, tmp_path: Path)
     code, shown, _ = play("--env", f"{tmp_path / 'coin.py'}:Coin", "--task", "seed-2000007", typed="h\n0\n")
     assert code == 0
     assert "coin 2000007" in shown
+
+
+def test_a_program_that_fails_is_told_and_ends_with_an_error(play: Any, tmp_path: Path) -> None:
+    """It was called closed input where a person played, and a success where nobody did."""
+    program = tmp_path / "dead.py"
+    program.write_text("import sys; sys.exit('boom')", encoding="utf-8")
+    env = ("--env", f"program:{sys.executable} {program} {{seed}}")
+    for player in (("--policy", "random", "--auto"), ()):
+        code, shown, error = play(*env, *player, typed=None)
+        assert code == 2
+        assert "boom" in shown
+        assert "no episode was played to its end" in error
