@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from reflectkit.config import Config, NoSettings, build, by_flat_name, option
 from reflectkit.errors import ConfigError, DataError, IllegalActionError, brief
+from reflectkit.text import pluralize
 from reflectkit.types import (
     Answer,
     Decision,
@@ -265,7 +266,7 @@ class Env:
     levels: ClassVar[tuple[str, ...]] = ("all",)
     """Curriculum stages, easiest first; the last is the full task."""
     horizons: ClassVar[Mapping[str, int]] = {}
-    """Steps after which an episode is truncated, by level; default: 15."""
+    """Steps after which an episode is truncated, by level; default: `DEFAULT_HORIZON`."""
     Settings: ClassVar[type[Config]] = NoSettings
     """A `Config`: its fields are flags of every command that makes envs, and keyword arguments of
     the constructor.
@@ -425,7 +426,20 @@ def rules_of(env: Env) -> str:
     return inspect.cleandoc(rules if isinstance(rules, str) else type(env).__doc__ or "")
 
 
-DEFAULT_HORIZON = 15  # steps of an episode at a level without one
+DEFAULT_HORIZON = 128
+"""Steps of an episode at a level without a horizon: more than most games take, which end by
+themselves. Gymnasium's limits are other numbers, so that it is clear which one was reached.
+"""
+
+
+def cut_at_default(cut: int, episodes: int) -> str:
+    """What to tell of `cut` of so many episodes, which `DEFAULT_HORIZON` cut off."""
+    return (
+        f"{cut} of {pluralize(episodes, 'episode')} reached {DEFAULT_HORIZON} steps, the default"
+        ' limit; add --horizon N, or horizon = N to the class (horizons = {"LEVEL": N} to an Env)'
+    )
+
+
 DEMONSTRATES = ("action", "comment")
 """What a teacher needs for demonstrations."""
 

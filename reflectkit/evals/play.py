@@ -15,7 +15,7 @@ from reflectkit.agents.player_refs import Player
 from reflectkit.agents.players import Players
 from reflectkit.console import Bar, Progress
 from reflectkit.data.episodes import episode_to_json
-from reflectkit.env import SUCCEEDS, Agent
+from reflectkit.env import SUCCEEDS, Agent, cut_at_default
 from reflectkit.envs import cluster_of
 from reflectkit.evals.calibration import (
     ACTION,
@@ -277,10 +277,13 @@ def _report_oddities(
         if report:
             progress.news(f"{title}: {report}")
 
-    # 3. A limit of steps that every episode reached
+    # 3. A limit of steps that nobody has chosen, or that every episode reached
     horizon = setup.horizon_at(result.level)
-    is_default = not config.rollout.horizon and result.level in setup.kind.horizons
-    if not is_default and not any(row.success or row.counts.turns < horizon for row in rows):
+    at_limit = [row for row in rows if not row.success and row.counts.turns >= horizon]
+    cut = [row for row in at_limit if row.status == "truncated" and not row.reason]
+    if cut and not config.rollout.horizon and result.level not in setup.kind.horizons:
+        progress.news(f"{title}: {cut_at_default(len(cut), len(rows))}")
+    elif config.rollout.horizon and len(at_limit) == len(rows):
         progress.news(
             f"{title}: no episode ended within {pluralize(horizon, 'step')}, the limit; see --horizon"
         )

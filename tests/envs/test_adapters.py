@@ -1335,7 +1335,6 @@ class Nameless(Tools):
         """
 
 class Within:
-    def __init__(self): self.choices = ("a", "b")
     def reset(self, seed): return "?"
     def step(self, choice): return "?", 0.0, True
 if "Four-v0" not in gymnasium.registry: gymnasium.register("Four-v0", entry_point=Four, max_episode_steps=9)
@@ -1352,12 +1351,12 @@ if "Four-v0" not in gymnasium.registry: gymnasium.register("Four-v0", entry_poin
         ("Loss", "its 'profit' is inf; return a finite number"),
         ("Partly", "its 'success' must be True or False"),
         ("Textless", "has no text; give a list of texts"),
-        ("Far", "its constructor sets a horizon of 50, and episodes end after 15 steps"),
+        ("Far", "its constructor sets a horizon of 50, and episodes end after 128 steps"),
         ("Mute", ": Error (`reflectkit --traceback"),
         ("Attribute", "Attribute: get_reward is no method; write def get_reward(self)"),
         ("Asks", "get_reward() missing 1 required positional argument: 'row'; it is called with no arguments"),
         ("Nameless", "all() cannot be a tool: its arguments are given by name, and '*numbers: int' has none"),
-        ("Within", "Within has no choices; write choices in the class, outside of its methods"),
+        ("Within", "Within has no choices; set them in the class or in reset()"),
         ("Long", "its reward is nan; return a finite number"),
         ("Huge", "its reward is an integer of 16,610 bits"),
         ("Fourth", "its last value is 'won'"),
@@ -1487,6 +1486,39 @@ class Game:
         self.steps += 1
         return "on", 1.0, self.steps == self.max_steps
 """
+
+
+SETS_CHOICES = """
+class Game:
+    def reset(self, seed):
+        self.choices = ["a", "b", "c"][: 2 + seed % 2]
+        return "begin"
+
+    def step(self, choice):
+        self.choices = ["x"]
+        return "on", 0.0, False
+"""
+
+
+def test_methods_may_set_the_choices_and_the_default_limit_is_told(
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = f"{own_module(request.node)}.py"
+    Path(file).write_text(SETS_CHOICES, encoding="utf-8")
+    command = ["evaluate", "--env", file, "--policy", "random", "--problems", "2", "--name"]
+    assert main([*command, "game"]) == 0
+    assert (
+        "random (all): 2 of 2 episodes reached 128 steps, the default limit; add --horizon N" in capsys.readouterr().out
+    )
+    episodes = [episode for _, episode in read_jsonl(Path("results/game/episodes.jsonl"))]
+    assert [len(episode["turns"]) for episode in episodes] == [128, 128]
+    training = ["rlft", "--env", file, "--model", "tiny", "--max-steps", "1", "--episodes", "8", "--name", "rl"]
+    assert main(training) == 0
+    assert "8 of 8 episodes reached 128 steps, the default limit" in capsys.readouterr().out
+    assert main([*command, "chosen", "--horizon", "3"]) == 0
+    told = capsys.readouterr().out
+    assert "no episode ended within 3 steps, the limit" in told
+    assert "default limit" not in told
 
 
 def test_arguments_named_like_flags_have_a_prefix_in_every_command(request: pytest.FixtureRequest) -> None:

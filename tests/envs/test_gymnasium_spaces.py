@@ -11,7 +11,7 @@ import numpy
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Sequence, Text, Tuple
 
-from reflectkit.env import Teacher, teacher_of
+from reflectkit.env import DEFAULT_HORIZON, Teacher, teacher_of
 from reflectkit.envs import env_class
 from reflectkit.envs.adapters import adapt
 from reflectkit.envs.adapters.spaces import action_key
@@ -233,7 +233,9 @@ class Cart(gymnasium.Wrapper):
         super().__init__(gymnasium.make("CartPole-v1", max_episode_steps=limit))
 
 
-@pytest.mark.parametrize(("settings", "horizon", "own"), [({"limit": 9}, 15, None), ({}, 20, None), ({}, 15, 15)])
+@pytest.mark.parametrize(
+    ("settings", "horizon", "own"), [({"limit": 9}, DEFAULT_HORIZON, None), ({}, 20, None), ({}, 15, 15)]
+)
 def test_a_game_is_ended_before_its_own_limit_if_somebody_chose_that(
     settings: dict[str, int], horizon: int, own: int | None
 ) -> None:
@@ -243,10 +245,10 @@ def test_a_game_is_ended_before_its_own_limit_if_somebody_chose_that(
 
 
 def test_a_game_is_not_ended_before_its_own_limit_by_default() -> None:
-    """CartPole's 500 steps ended after 15, and nothing said so."""
+    """CartPole's 500 steps ended after the default, and nothing said so."""
     env = adapt(Cart)()
-    env.horizon = 15
-    with pytest.raises(ConfigError, match="ends after 500 steps, and episodes end after 15; add --horizon 500"):
+    env.horizon = DEFAULT_HORIZON
+    with pytest.raises(ConfigError, match="ends after 500 steps, and episodes end after 128; add --horizon 500"):
         env.reset(Task("1", env.name, "all", "1", {}), 0)
 
 

@@ -64,18 +64,14 @@ itself.
 
 def env_of_class(kind: type) -> type[Env]:
     """The env of a class with choices, or with tools. Raises ConfigError for another."""
-    if hasattr(kind, "choices"):
-        if not callable(getattr(kind, "step", None)):
-            raise ConfigError(
-                f"{kind.__name__} has choices but no step(); write step(self, action), and {FORM}"
-            )
-        return wrap_class(Choices, kind, settings_of(kind))
-    if hasattr(kind, "step") and not hasattr(kind, "get_reward"):
+    if hasattr(kind, "choices") and not callable(getattr(kind, "step", None)):
         raise ConfigError(
-            f"{kind.__name__} has no choices; write choices in the class, outside of its methods: a"
-            " list of texts, or a property that returns one (a game of Gymnasium inherits from"
-            " gymnasium.Env)"
+            f"{kind.__name__} has choices but no step(); write step(self, action), and {FORM}"
         )
+    # Choices may also be those of the object, which its methods set
+    is_stepped = hasattr(kind, "step") and not hasattr(kind, "get_reward")
+    if hasattr(kind, "choices") or is_stepped:
+        return wrap_class(Choices, kind, settings_of(kind))
     if hasattr(kind, "get_reward") and not callable(kind.get_reward):
         raise ConfigError(
             f"{kind.__name__}: get_reward is no method; write def get_reward(self), and return a"
@@ -316,8 +312,8 @@ def _states(seed: int) -> tuple[Any, Any]:
 
 
 class Choices(Plain):
-    """A class with `choices` (a list, a property or a method), `reset(seed)` → text, and `step(choice)` → (text,
-    reward, done). Gymnasium's forms of `reset` and `step` are understood, too.
+    """A class with `choices`, `reset(seed)` → text, and `step(choice)` → (text, reward, done). Gymnasium's forms of
+    `reset` and `step` are understood, too. Choices are a list, which methods may set, a property or a method.
 
     Whether the episode is a success, `success` in a fourth value says, a dict; otherwise see `guessed_success`. Other
     numbers in it are figures.
@@ -436,6 +432,11 @@ class Choices(Plain):
         if not isinstance(text, str):
             raise self._wrong(method, text, "its observation must be a text")
         # They may differ from step to step
+        if not hasattr(self.plain_type, "choices") and not hasattr(self.plain, "choices"):
+            raise ConfigError(
+                f"{self.plain_type.__name__} has no choices; set them in the class or in reset(), as"
+                " a list of texts (a game of Gymnasium inherits from gymnasium.Env)"
+            )
         choices = self.plain.choices
         choices = choices() if callable(choices) else choices
         if not isinstance(choices, list | tuple) or not (choices or over):

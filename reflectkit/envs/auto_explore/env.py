@@ -399,6 +399,7 @@ class AutoExplore(Env):
     teacher_type: ClassVar[type[Teacher]] = AutoExploreTeacher
     levels: ClassVar[tuple[str, ...]] = (*(str(depth) for depth in range(DEEPEST + 1)), ALL)
     """Depth of the target's folder; "all" is any depth."""
+    horizons: ClassVar[dict[str, int]] = dict.fromkeys(levels, 15)
     Settings: ClassVar[type[Config]] = AutoExploreSettings
     settings: AutoExploreSettings
     horizon: int = 15
