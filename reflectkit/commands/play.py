@@ -453,9 +453,9 @@ def _play(
         progress.news(f"{config.env.name}, level {task.level}, task {task.id}")
         seed = derive(config.run.seed, "play", task.id, number)
         trajectory = _episode(Episode(task, seed), config.setup, narrator)
-        is_aborted = trajectory.status is Status.ABORTED
-        is_asked = person is not None and not is_aborted
-        if is_asked and not person.has_answered and not progress.attended:
+        has_ended = trajectory.status is not Status.ABORTED
+        says_nothing = person is not None and not person.has_answered
+        if has_ended and says_nothing and not progress.attended:
             raise ConfigError(NOBODY)
 
         # 2. How it ended
