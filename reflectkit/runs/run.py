@@ -530,6 +530,7 @@ class Run:
         """Write `report.json`, which marks the run as complete."""
         record = {
             "stage": self.stage,
+            "folder": str(self.folder),
             "figures": dict(figures),
             "tables": [to_json(table) for table in self.tables],
             "outputs": {str(path): digest(path) for path in outputs},
@@ -673,7 +674,14 @@ def _finished(stage: str, folder: Path) -> Report | None:
         return None
     try:
         record = read_json(folder / "report.json")
-        outputs = {Path(path): recorded for path, recorded in record["outputs"].items()}
+        # Of a folder that was copied or moved, its own files count, and not the original's
+        original = Path(record["folder"])
+        outputs = {}
+        for text, recorded in record["outputs"].items():
+            path = Path(text)
+            if path.is_relative_to(original):
+                path = folder / path.relative_to(original)
+            outputs[path] = recorded
         if any(digest(path) != recorded for path, recorded in outputs.items()):
             return None
         tables = tuple(from_json(Table, table) for table in record["tables"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -217,6 +218,25 @@ def test_a_finished_run_is_recognised_by_its_record_until_a_file_changes(tmp_pat
     assert recognised() is None, "an output changed"
     source.unlink()
     assert recognised() is None
+
+
+def test_a_copy_of_a_finished_run_is_checked_in_its_own_folder(tmp_path: Path) -> None:
+    source = tmp_path / "rows"
+    source.write_text("1")
+    made = make(tmp_path / "results", source, name="a")
+    copied = tmp_path / "results" / "b"
+    shutil.copytree(made.folder, copied)
+
+    def recognised() -> runs.Report | None:
+        settings = {"results_dir": tmp_path / "results", "name": "b"}
+        return runs.finished_as("sft", build(Example, settings, "example"))
+
+    report = recognised()
+    assert report is not None
+    assert all(path.is_relative_to(copied) for path in report.outputs)
+    (copied / "checkpoint-3" / "weights").write_text("other")
+    assert recognised() is None
+    assert (made.folder / "checkpoint-3" / "weights").read_text() != "other"
 
 
 def config(tmp_path: Path, **values: object) -> Example:
