@@ -741,9 +741,12 @@ def refuse_damage(folder: Path) -> None:
         for name, expected in _recorded(place).items() if (place / CHECKSUMS).is_file() else ():
             path = place / name
             if path.is_relative_to(folder) and path.is_file() and sha256(path) != expected:
+                others = [other for other in checkpoints(folder.parent) if other != folder]
+                another = f" use {others[-1]}," if others else ""
                 raise CheckpointError(
                     f"{path} is damaged: its checksum differs from the one in {place / CHECKSUMS};"
-                    f" train it again, or delete {CHECKSUMS} if you changed the file yourself"
+                    f"{another} train it again, or delete {CHECKSUMS} if you changed the file"
+                    " yourself"
                 )
 
 

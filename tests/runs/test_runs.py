@@ -388,3 +388,14 @@ def test_a_lock_is_of_the_folder_that_is_there_now(tmp_path: Path) -> None:
         assert not is_locked(run)
         assert is_locked(aside)
         process.kill()
+
+
+def test_a_damaged_checkpoint_is_told_with_the_one_to_use_instead(tmp_path: Path) -> None:
+    for step in (3, 9, 12):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "weights").write_text(str(step))
+        seal(folder)
+    (folder / "weights").write_text("cut")
+    with pytest.raises(CheckpointError, match=r"is damaged: .*; use .*checkpoint-9, train it again, or delete"):
+        refuse_damage(folder)
