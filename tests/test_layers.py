@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "reflectkit"
-NOUNS = {"config", "console", "env", "errors", "eventloop", "files", "foreign_names", "jsonl", "keys"}
+NOUNS = {"config", "console", "env", "errors", "eventloop", "files", "flag_names", "foreign_names", "jsonl", "keys"}
 NOUNS |= {"prompts", "registry", "seeding", "text", "tools", "types"}
 LIBRARY = NOUNS | {
     "agents",

@@ -349,7 +349,7 @@ def run(config: PlayConfig, progress: Progress) -> Report:
         figures = _figures(trajectories)
         players.report(progress)
         if all(trajectory.status is Status.ABORTED for trajectory in trajectories):
-            raise EnvironmentFailure(f"no episode was played to its end; what was is in {path}")
+            raise EnvironmentFailure(f"no episode was played to its end; see {path}")
         if players.usage:
             figures["asked"] = players.usage
         return current.finish(figures, [path])

@@ -335,8 +335,8 @@ class DecisionsRequest(BaseModel):
 
     @property
     def _question_names(self) -> list[str]:
-        """The names of the questions. One without a name has its number, after which lines are put
-        while another has that name.
+        """The names of the questions. One without a name has its number, with underscores after it
+        if another has that name.
         """
         given = {question.name for question in self.questions}
         names = []

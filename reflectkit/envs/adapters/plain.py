@@ -8,7 +8,7 @@ import contextlib
 import inspect
 import random
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -475,6 +475,7 @@ class Tools(Plain):
     """
 
     acts = "tools"
+    horizons: ClassVar[Mapping[str, int]] = {"all": 30}
     taskset: ClassVar[Taskset] = ToolTasks()
 
     def __init__(self, **settings: Any) -> None:
