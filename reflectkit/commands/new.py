@@ -116,7 +116,7 @@ class NewConfig(Config):
         if not re.fullmatch("[a-z][a-z0-9_]*", name):
             raise ValueError(f"{name!r:.40}: write small letters, digits and _, e.g. my_maze")
         if name in sys.stdlib_module_names:
-            raise ValueError(f"is a module of Python, which {name}.py would hide; e.g. my_{name}")
+            raise ValueError(f"{name!r} is a module of Python; write another name, e.g. my_{name}")
         return name
 
 

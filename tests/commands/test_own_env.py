@@ -438,6 +438,13 @@ def test_a_rule_in_a_file_is_a_player(request: pytest.FixtureRequest, capsys: py
         assert message in capsys.readouterr().err
 
 
+def test_a_name_of_a_module_of_python_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """In that folder, everything that imports the module would have got the environment."""
+    assert main(["new", "json"]) == 2
+    assert "'json' is a module of Python; write another name, e.g. my_json" in capsys.readouterr().err
+    assert not Path("json.py").exists()
+
+
 @pytest.mark.parametrize("kind", ["choices", "tools", "prompts"])
 def test_what_it_writes_is_trained_by_the_command_that_it_prints(capsys: pytest.CaptureFixture[str], kind: str) -> None:
     name = f"new_{kind}"
