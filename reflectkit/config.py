@@ -503,6 +503,14 @@ def build(kind: type[Kind], values: Mapping[str, Any], where: str = "") -> Kind:
         raise _value_error(error, rows, where) from None
 
 
+def build_known(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
+    """The tree `kind` from those of `values` that are settings of it, as a record of a run has those
+    of other parts, too. Raises what `build` raises.
+    """
+    names = {leaf.name for leaf in leaves(kind, values)}
+    return build(kind, {name: value for name, value in values.items() if name in names})
+
+
 def _value_error(error: ValidationError, rows: Sequence[Leaf], where: str) -> ConfigError:
     """The first fault of `error` as one line, with the flag, the value and what is allowed."""
     # 1. The setting; a contradiction has none

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.commands import STAGES, config_class
-from reflectkit.config import REQUIRED, Config, as_plain, build, leaves, option, with_values
+from reflectkit.config import REQUIRED, Config, as_plain, build_known, leaves, option, with_values
 from reflectkit.console import Progress, Report, figures_table
 from reflectkit.data.problems import Problems
 from reflectkit.envs import env_class
@@ -400,8 +400,7 @@ def _first_observation(config: ExportConfig, env: str) -> Observation | None:
     # The settings of the environment as they were in training
     recorded = _recorded(config.policy.parent / "config.json", "settings") | {"env": env}
     # Other settings of the run do not matter here
-    names = {leaf.name for leaf in leaves(EnvConfig, {"env": env})}
-    settings = build(EnvConfig, {name: value for name, value in recorded.items() if name in names})
+    settings = build_known(EnvConfig, recorded)
     if settings.kind.remote or chat_settings(settings.settings):
         return None
     setup = EnvSetup.of(settings, config.run)

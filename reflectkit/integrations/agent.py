@@ -26,7 +26,7 @@ from reflectkit.agents.mismatches import env_mismatches, unlike_training
 from reflectkit.agents.player_refs import Player, chat_parts, model_folders, parse_policy
 from reflectkit.agents.players import Players, PlayersSetup
 from reflectkit.chat.config import ChatConfig, DecisionConfig, key_of
-from reflectkit.config import Config, build, leaves, option
+from reflectkit.config import Config, build, build_known, option
 from reflectkit.console import Quiet
 from reflectkit.env import Agent, Context, Env
 from reflectkit.envs import env_class
@@ -404,9 +404,6 @@ def _trained_env(policy: ModelRef | None) -> tuple[type[Env], Any] | None:
         return None
     try:
         kind = env_class(name)
-        names = {leaf.name for leaf in leaves(kind.Settings)}
-        recorded = _trained_with(policy).items()
-        settings = {name: value for name, value in recorded if name in names}
-        return kind, build(kind.Settings, settings)
+        return kind, build_known(kind.Settings, _trained_with(policy))
     except ReflectkitError:  # of a module or a version that is not here
         return None

@@ -18,7 +18,7 @@ from reflectkit.chat.config import (
     address_in_use,
     parse_endpoint,
 )
-from reflectkit.config import Config, Rule, build, flag, leaves, non_default, option
+from reflectkit.config import Config, Rule, build_known, flag, leaves, non_default, option
 from reflectkit.console import Quiet
 from reflectkit.data.problems import Problems
 from reflectkit.env import check_teacher
@@ -78,10 +78,7 @@ def _offers_choices(values: Mapping[str, Any]) -> bool:
     """
     try:
         kind = env_class(str(values.get("env", "")))
-        settings = {
-            leaf.name: values[leaf.name] for leaf in leaves(kind.Settings) if leaf.name in values
-        }
-        return kind.action_kind(build(kind.Settings, settings)) == "choice"
+        return kind.action_kind(build_known(kind.Settings, values)) == "choice"
     except ReflectkitError:
         return False
 
