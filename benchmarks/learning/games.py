@@ -164,6 +164,63 @@ class Umbrella(Game):
 # ------------------------------------------------------------------------------------------------------------ few steps
 
 
+class Gifts(Game):
+    """Give each of eight guests the one gift of four that he likes. A wrong gift costs 1, and none costs nothing."""
+
+    choices, horizon = ["give the kite", "give the book", "give the drum", "give the cake", "give nothing"], 1
+    likes: ClassVar[dict[str, str]] = {
+        "Anna": "give the kite",
+        "Boris": "give the kite",
+        "Clara": "give the book",
+        "David": "give the book",
+        "Emil": "give the drum",
+        "Frida": "give the drum",
+        "Georg": "give the cake",
+        "Hanna": "give the cake",
+    }
+    every = tuple(likes)
+
+    def start(self, chance: random.Random) -> State:
+        return chance.choice(self.every)
+
+    def outcomes(self, state: State, choice: str) -> Sequence[Outcome]:
+        if choice == self.choices[-1]:
+            return sure(state, 0.0, True)
+        return sure(state, 1.0 if choice == self.likes[state] else -1.0, True)
+
+    def text(self, state: State) -> str:
+        return f"{state} comes to your party. What do you give?"
+
+    def vector(self, state: State) -> list[float]:
+        return [float(state == each) for each in self.every]
+
+
+class Parcels(Game):
+    """Bring each of 24 parcels to the one of twelve streets that it is for, or leave it. A wrong street costs 1."""
+
+    streets = ("kite", "book", "drum", "cake", "rope", "lamp", "coat", "ring", "bell", "fish", "seed", "comb")
+    choices, horizon = [*(f"{street} street" for street in streets), "leave it"], 1
+    parcels = (
+        "Anna", "Boris", "Clara", "David", "Emil", "Frida", "Georg", "Hanna", "Ivan", "Julia", "Karl", "Lotte",
+        "Max", "Nina", "Otto", "Paula", "Quirin", "Rosa", "Stefan", "Tina", "Udo", "Vera", "Willi", "Zoe",
+    )  # fmt: skip
+
+    def start(self, chance: random.Random) -> State:
+        return chance.randrange(len(self.parcels))
+
+    def outcomes(self, state: State, choice: str) -> Sequence[Outcome]:
+        if choice == self.choices[-1]:
+            return sure(state, 0.0, True)
+        right = self.choices[7 * state % len(self.streets)]
+        return sure(state, 1.0 if choice == right else -1.0, True)
+
+    def text(self, state: State) -> str:
+        return f"A parcel for {self.parcels[state]}. Where do you bring it?"
+
+    def vector(self, state: State) -> list[float]:
+        return [float(state == number) for number in range(len(self.parcels))]
+
+
 class Signal(Game):
     """Say the direction that is shown, three times."""
 
@@ -660,6 +717,8 @@ GAMES: dict[str, type[Game]] = {
         Machines,
         Shelves,
         Umbrella,
+        Gifts,
+        Parcels,
         Signal,
         Search,
         Door,
