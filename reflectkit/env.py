@@ -31,6 +31,10 @@ from reflectkit.types import (
 LIKELY = StateQuestion("likely", "Which action leads to success?")
 SUCCEEDS = StateQuestion("success", "Will this episode succeed?", ("yes", "no"))
 """The questions that every env can be asked."""
+DEFAULT_HORIZON = 128
+"""Steps of an episode where nobody says how many: more than most games take, which end by
+themselves. Gymnasium's limits are other numbers, so that it is clear which one was reached.
+"""
 Action = int | str | ToolUse
 """The index of a choice, a text, or calls of tools."""
 
@@ -266,7 +270,11 @@ class Env:
     levels: ClassVar[tuple[str, ...]] = ("all",)
     """Curriculum stages, easiest first; the last is the full task."""
     horizons: ClassVar[Mapping[str, int]] = {}
-    """Steps after which an episode is truncated, by level; default: `DEFAULT_HORIZON`."""
+    """Steps after which an episode is truncated, by level."""
+    default_horizon: ClassVar[int] = DEFAULT_HORIZON
+    """The same at the other levels. As nobody has chosen it, commands say how many episodes it cut
+    off.
+    """
     Settings: ClassVar[type[Config]] = NoSettings
     """A `Config`: its fields are flags of every command that makes envs, and keyword arguments of
     the constructor.
@@ -330,6 +338,11 @@ class Env:
     def action_kind(cls, settings: Any) -> Literal["choice", "tools", "text"]:
         """How the agent acts with these settings."""
         return cls.acts
+
+    @classmethod
+    def horizon_of(cls, level: str) -> int:
+        """Steps after which an episode at `level` is truncated, unless the user says otherwise."""
+        return int(cls.horizons.get(level, cls.default_horizon))
 
     @classmethod
     def own_files(cls, settings: Any) -> list[Path]:
@@ -426,17 +439,11 @@ def rules_of(env: Env) -> str:
     return inspect.cleandoc(rules if isinstance(rules, str) else type(env).__doc__ or "")
 
 
-DEFAULT_HORIZON = 128
-"""Steps of an episode at a level without a horizon: more than most games take, which end by
-themselves. Gymnasium's limits are other numbers, so that it is clear which one was reached.
-"""
-
-
-def cut_at_default(cut: int, episodes: int) -> str:
-    """What to tell of `cut` of so many episodes, which `DEFAULT_HORIZON` cut off."""
+def cut_at_default(cut: int, episodes: int, limit: int) -> str:
+    """What to tell of `cut` of so many episodes, which a default limit of so many steps cut off."""
     return (
-        f"{cut} of {pluralize(episodes, 'episode')} reached {DEFAULT_HORIZON} steps, the default"
-        ' limit; add --horizon N, or horizon = N to the class (horizons = {"LEVEL": N} to an Env)'
+        f"{cut} of {pluralize(episodes, 'episode')} reached {limit} steps, the default limit;"
+        ' add --horizon N, or horizon = N to the class (horizons = {"LEVEL": N} to an Env)'
     )
 
 
@@ -500,6 +507,11 @@ class Wrapper(Env):
     def release(self) -> None:
         """See `Env.release`."""
         getattr(self.env, "release", super().release)()
+
+    def horizon_of(self, level: str) -> int:  # type: ignore[override]
+        """The wrapped env's."""
+        horizon: int = getattr(self.env, "horizon_of", super().horizon_of)(level)
+        return horizon
 
     def teacher(self) -> Teacher:
         """The wrapped env's teacher."""

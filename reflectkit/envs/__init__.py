@@ -259,7 +259,7 @@ def maker(
 
 def make(name: str | type, horizon: int | None = None, **settings: Any) -> Env:
     """A fresh env; see `maker`. horizon: steps after which an episode is truncated; None: the
-    horizon of the problem's level, or `DEFAULT_HORIZON`.
+    `Env.horizon_of` the problem's level.
     """
     env: Any = maker(name, horizon, **settings)()
     env.by_level = horizon is None

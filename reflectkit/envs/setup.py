@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from reflectkit.config import Config, NoSettings, chosen_by, flag, option
 from reflectkit.console import Progress
-from reflectkit.env import DEFAULT_HORIZON, Env, Taskset, check_teacher
+from reflectkit.env import Env, Taskset, check_teacher
 from reflectkit.envs import (
     ENV_HELP,
     ENVS,
@@ -317,7 +317,7 @@ class EnvSetup:
 
     def horizon_at(self, level: str) -> int:
         """The horizon for `level`."""
-        return self.horizon or int(self.kind.horizons.get(level, DEFAULT_HORIZON))
+        return self.horizon or self.kind.horizon_of(level)
 
     def maker(self, level: str) -> Callable[[], Env]:
         """Makes fresh envs with the horizon for `level`."""

@@ -282,7 +282,7 @@ def _report_oddities(
     at_limit = [row for row in rows if not row.success and row.counts.turns >= horizon]
     cut = [row for row in at_limit if row.status == "truncated" and not row.reason]
     if cut and not config.rollout.horizon and result.level not in setup.kind.horizons:
-        progress.news(f"{title}: {cut_at_default(len(cut), len(rows))}")
+        progress.news(f"{title}: {cut_at_default(len(cut), len(rows), horizon)}")
     elif config.rollout.horizon and len(at_limit) == len(rows):
         progress.news(
             f"{title}: no episode ended within {pluralize(horizon, 'step')}, the limit; see --horizon"

@@ -17,7 +17,6 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from reflectkit.env import DEFAULT_HORIZON
 from reflectkit.envs import ENVS, PLUGINS, env_class, make
 from reflectkit.errors import ConfigError
 from reflectkit.eventloop import result_of
@@ -56,7 +55,7 @@ class TextEnv(gymnasium.Env[str, int]):
         kind = env_class(env)
         self.level = level or kind.levels[-1]
         self.tasks = tasks_of(env, self.level, task_file)
-        steps = horizon or kind.horizons.get(self.level, DEFAULT_HORIZON)
+        steps = horizon or kind.horizon_of(self.level)
         self.inner: Any = make(env, steps, **settings)
         self.render_mode = render_mode
         self.observation_space = spaces.Text(min_length=0, max_length=LONGEST, charset=PRINTABLE)

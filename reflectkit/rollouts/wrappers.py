@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reflectkit.env import DEFAULT_HORIZON, Action, Env, StepResult, Wrapper
+from reflectkit.env import Action, Env, StepResult, Wrapper
 from reflectkit.errors import ConfigError, IllegalActionError, brief, is_user_code
 from reflectkit.eventloop import followed, outside_loop
 from reflectkit.seeding import generator
@@ -83,7 +83,7 @@ class Checked(Wrapper):
         self._step_count = 0
         self._task_id = task.id
         if self.by_level:
-            self._horizon = self.env.horizon = self.env.horizons.get(task.level, DEFAULT_HORIZON)
+            self._horizon = self.env.horizon = self.env.horizon_of(task.level)
         task_seed = task.data.get("seed") if len(task.data) == 1 else None
         if isinstance(task_seed, int):
             seed = task_seed

@@ -19,7 +19,7 @@ from reflectkit.agents.two_player import CommentSource
 from reflectkit.config import flag
 from reflectkit.console import Progress
 from reflectkit.data.episodes import episode_to_json
-from reflectkit.env import DEFAULT_HORIZON, cut_at_default
+from reflectkit.env import cut_at_default
 from reflectkit.envs import cluster_of
 from reflectkit.errors import DivergedError, ReflectkitError
 from reflectkit.evals.calibration import Advised, best_choices, fit_temperature, log_scores
@@ -449,15 +449,14 @@ class Advice(Callback):
     def _tell_of_horizon(self, state: FitState, trajectories: Sequence[Trajectory]) -> None:
         # A limit that nobody has chosen
         level = state.trainer.config.levels[state.trainer.curriculum.level].name
-        is_default = (
-            not state.run.config.rollout.horizon and level not in state.run.config.env.kind.horizons
-        )
+        kind = state.run.config.env.kind
+        is_default = not state.run.config.rollout.horizon and level not in kind.horizons
+        limit = kind.default_horizon
         cut = [
-            each.status is Status.TRUNCATED and len(each.turns) == DEFAULT_HORIZON
-            for each in trajectories
+            each.status is Status.TRUNCATED and len(each.turns) == limit for each in trajectories
         ]
         if is_default and any(cut):
-            state.progress.news(cut_at_default(sum(cut), len(cut)))
+            state.progress.news(cut_at_default(sum(cut), len(cut), limit))
 
     def _tell_of_success(self, state: FitState) -> None:
         """Which settings do nothing without success."""

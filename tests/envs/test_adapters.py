@@ -1500,6 +1500,37 @@ class Game:
 """
 
 
+ENDLESS_TOOLS = """
+from reflectkit import Decision
+from reflectkit.types import ToolCall, ToolUse
+
+class Well:
+    def reset(self):
+        return "Draw water."
+
+    def draw(self) -> str:
+        \"\"\"Draw a bucket of water.\"\"\"
+        return "a bucket"
+
+    def get_reward(self):
+        return 0.5
+
+class Thirsty:
+    async def decide(self, observation, context):
+        return Decision(ToolUse("draw", (ToolCall("draw", {}),)))
+"""
+
+
+def test_the_default_limit_of_tools_is_told(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
+    file = f"{own_module(request.node)}.py"
+    Path(file).write_text(ENDLESS_TOOLS, encoding="utf-8")
+    command = ["evaluate", "--env", f"{file}:Well", "--policy", f"thirsty={file}:Thirsty", "--problems", "2"]
+    assert main(command) == 0
+    assert "2 of 2 episodes reached 30 steps, the default limit; add --horizon N" in capsys.readouterr().out
+    assert main([*command, "--horizon", "40"]) == 0
+    assert "the default limit" not in capsys.readouterr().out
+
+
 def test_methods_may_set_the_choices_and_the_default_limit_is_told(
     request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,7 +22,6 @@ from gymnasium.utils.env_checker import check_env
 
 import reflectkit.integrations.gym  # noqa: F401  registers the gymnasium ids
 from reflectkit.agents.scripted import Oracle, RandomAgent
-from reflectkit.env import DEFAULT_HORIZON
 from reflectkit.envs import ENVS, cluster_of, env_class
 from reflectkit.envs import make as make_env
 from reflectkit.envs.auto_explore.repository import open_repository
@@ -108,7 +107,7 @@ def some(name: str, level: str, count: int = 12) -> list[Task]:
 
 
 def play(name: str, level: str, agent: Any, horizon: int | None = None, seed: int = 7) -> list[Trajectory]:
-    steps = horizon or env_class(name).horizons.get(level, DEFAULT_HORIZON)
+    steps = horizon or env_class(name).horizon_of(level)
     return rollout([Episode(task, seed) for task in some(name, level)], lambda: make(name, steps), agent, width=4)
 
 

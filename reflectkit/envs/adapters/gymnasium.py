@@ -22,7 +22,7 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.error import Error
 from gymnasium.utils import seeding
 
-from reflectkit.env import DEFAULT_HORIZON, Env, Teacher
+from reflectkit.env import Env, Teacher
 from reflectkit.envs.adapters.plain import Choices, settings_of, wrap_class
 from reflectkit.envs.adapters.spaces import (
     MASK,
@@ -95,11 +95,11 @@ class GameEnv(Choices):
         """
         super()._check_horizon()
         limit = _step_limit(self.plain.env)
-        is_chosen = bool(self.horizons) or self.horizon != DEFAULT_HORIZON
-        if not is_chosen and limit is not None and limit > DEFAULT_HORIZON:
+        is_chosen = bool(self.horizons) or self.horizon != self.default_horizon
+        if not is_chosen and limit is not None and limit > self.default_horizon:
             raise ConfigError(
                 f"{type(self).__name__}: its game ends after {limit} steps, and episodes end after"
-                f" {DEFAULT_HORIZON}; add --horizon {limit}, or write horizon = {limit} in its class"
+                f" {self.default_horizon}; add --horizon {limit}, or write horizon = {limit} in its class"
             )
 
     def close(self) -> None:

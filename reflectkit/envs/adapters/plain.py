@@ -8,7 +8,7 @@ import contextlib
 import inspect
 import random
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -18,7 +18,6 @@ from pydantic import ValidationError, create_model
 
 from reflectkit.config import REQUIRED, Config, NoSettings, alternatives, option
 from reflectkit.env import (
-    DEFAULT_HORIZON,
     Action,
     Env,
     StepResult,
@@ -273,7 +272,7 @@ class Plain(Env):
         the one that counts, and the user gave none.
         """
         instance_horizon = getattr(self.written, "horizon", None)
-        class_horizon = self.horizons.get("all", DEFAULT_HORIZON)
+        class_horizon = self.horizon_of("all")
         is_default = self.horizon == class_horizon
         if isinstance(instance_horizon, int) and instance_horizon != class_horizon and is_default:
             place = code_place(type(self.written))
@@ -475,7 +474,7 @@ class Tools(Plain):
     """
 
     acts = "tools"
-    horizons: ClassVar[Mapping[str, int]] = {"all": 30}
+    default_horizon = 30
     taskset: ClassVar[Taskset] = ToolTasks()
 
     def __init__(self, **settings: Any) -> None:

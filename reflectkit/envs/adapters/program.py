@@ -323,7 +323,7 @@ class Program(Env):
 
     name = "program"
     acts = "tools"
-    horizons: ClassVar[Mapping[str, int]] = {"all": 30}
+    default_horizon = 30
     Settings: ClassVar[type[Config]] = ProgramSettings
     taskset: ClassVar[Taskset] = ToolTasks()
     command: ClassVar[tuple[str, ...]] = ()
