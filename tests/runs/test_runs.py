@@ -399,3 +399,10 @@ def test_a_damaged_checkpoint_is_told_with_the_one_to_use_instead(tmp_path: Path
     (folder / "weights").write_text("cut")
     with pytest.raises(CheckpointError, match=r"is damaged: .*; use .*checkpoint-9, train it again, or delete"):
         refuse_damage(folder)
+    # One that is damaged, too, is not advised
+    (tmp_path / "checkpoint-9" / "weights").write_text("cut")
+    with pytest.raises(CheckpointError, match=r"; use .*checkpoint-3, train"):
+        refuse_damage(folder)
+    (tmp_path / "checkpoint-3" / "weights").unlink()
+    with pytest.raises(CheckpointError, match=r"; train it again"):
+        refuse_damage(folder)
