@@ -67,6 +67,10 @@ class Taskset:
     """The env's settings, where they are known (`with_settings`)."""
     needs_settings: ClassVar[bool] = False
     """Whether its problems depend on the env's settings."""
+    content: ClassVar[type[Any] | None] = None
+    """The dataclass that `Task.data` are, which is checked when a file of problems is read; None:
+    they are not checked before they are played.
+    """
     problem_generator: ClassVar[str] = ""
     """The `ProblemGenerator` with which `gen-task` makes problems, as "module:Class"; "" if there
     is none.

@@ -57,6 +57,19 @@ class OwnFolder:
             os.chdir(self._outside)
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is a file or folder at `path`. Raises DataError for a link that leads nowhere,
+    e.g. to a disk that is not mounted: the user means what it led to.
+    """
+    if path.exists():
+        return True
+    if path.is_symlink():
+        raise DataError(
+            path, f"is a link to {os.readlink(path)}, which cannot be read; mend or delete the link"
+        )
+    return False
+
+
 def missing(path: Path) -> DataError:
     """The error for `path`, which does not exist; it names the command that makes such a file, and
     what is similar.

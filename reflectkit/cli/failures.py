@@ -84,8 +84,12 @@ def _explain(error: BaseException, arguments: Sequence[str]) -> int:
     if what := _no_room(error):
         return print_error(f"{what}; free some space and run the same command again to resume", 2)
     if isinstance(error, OSError) and error.errno in BAD_PATH:
-        path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a file"
+        # Of a move, the second place is the one that the user knows
+        name = error.filename2 or error.filename
+        path = os.fsdecode(name) if isinstance(name, str | bytes) else "a file"
         advice = "choose another location or change its permissions"
+        if isinstance(error, IsADirectoryError):
+            advice = "a file is to be written there; move the folder away"
         return print_error(f"{path}: {error.strerror}; {advice}", 2)
     if isinstance(error, MemoryError):
         return print_error("out of memory; close other programs or use smaller settings", 2)

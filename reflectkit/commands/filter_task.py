@@ -28,6 +28,7 @@ from reflectkit.envs.auto_explore.repository import (
 )
 from reflectkit.envs.setup import EnvSetup, check_explores
 from reflectkit.errors import DataError
+from reflectkit.files import is_there
 from reflectkit.jsonl import lone_surrogate, read_json_list, write_json
 from reflectkit.runs.run import Run, RunConfig, open_run, write_permission
 
@@ -80,7 +81,7 @@ def run(config: FilterTaskConfig, progress: Progress) -> Report:
     """Write `tasks_filtered/data.json`. Raises DataError, naming file, record and field."""
     # 1. Resolve: the files of questions
     source = config.source
-    if not config.task_file and not source.exists():
+    if not config.task_file and not is_there(source):
         raise DataError(
             source, "no such folder; run `reflectkit gen-task` first, or give --task-file"
         )

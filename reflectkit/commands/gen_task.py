@@ -166,9 +166,11 @@ def _ask(config: GenTaskConfig, progress: Progress) -> Report:
                 path.unlink(missing_ok=True)
 
         # 5. What is left of the questions, and why
+        unusable = figures.get("rejected", 0)
+        passed = {**({"no usable answer": unusable} if unusable else {}), **material.passed}
         if not questions:
-            counts = {"unusable": figures.get("rejected", 0), **figures.get("dropped", {})}
-            counts |= material.passed
+            reasons = {**figures.get("dropped", {}), **passed}
+            counts = ", ".join(f"{reason}: {count}" for reason, count in reasons.items())
             fix = "see --min-tokens, --no-check and --teacher"
             if client is not None:
                 fix += f"; the answers are kept in {journal}: delete it to ask again"
@@ -183,8 +185,8 @@ def _ask(config: GenTaskConfig, progress: Progress) -> Report:
         current.tables.append(table)
         if figures.get("dropped"):
             current.tables.append(_reasons("Questions dropped", "questions", figures["dropped"]))
-        if material.passed:
-            current.tables.append(_reasons("Files passed over", "files", material.passed))
+        if passed:
+            current.tables.append(_reasons("Files passed over", "files", passed))
         return current.finish(figures, outputs)
 
 

@@ -62,6 +62,7 @@ from reflectkit.envs.setup import (
 )
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError
 from reflectkit.evals.estimate import Idle, PlannedCalls, decision_requests, estimate
+from reflectkit.files import is_there
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.refs import ModelRef
 from reflectkit.rollouts.episode import Episode, rollout
@@ -252,7 +253,7 @@ class GenTrajectoryConfig(Config):
             return self.task_file is not None or not Problems(self.setup).lists_none
         return bool(
             kind.taskset.problem_generator
-            and (self.task_file or (self.setup.folder / PROBLEMS).exists())
+            and (self.task_file or is_there(self.setup.folder / PROBLEMS))
         )
 
 

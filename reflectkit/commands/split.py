@@ -35,6 +35,7 @@ from reflectkit.env import Taskset
 from reflectkit.envs import ENV_HELP, PROBLEMS, RECORDS, SPLITS, env_class, split_of
 from reflectkit.envs.setup import EnvSetup, problem_settings
 from reflectkit.errors import ConfigError, DataError
+from reflectkit.files import is_there
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.runs.run import Run, RunConfig, open_run
 from reflectkit.seeding import generator
@@ -120,7 +121,7 @@ class SplitConfig(Config):
         # 2. The first one that exists
         places = [self.folder / RECORDS, self.folder / PROBLEMS]
         for place in places:
-            if place.exists():
+            if is_there(place):
                 return place
 
         # 3. The env's own list; a file that is missing is refused later

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from reflectkit.console import Progress
-from reflectkit.envs import PROBLEMS, SPLITS, split_of
+from reflectkit.envs import ENVS, PROBLEMS, SPLITS, env_class, split_of
 from reflectkit.envs.python_classes import class_in, env_text
 from reflectkit.envs.setup import EnvSetup, at_level
 from reflectkit.errors import ConfigError, DataError
+from reflectkit.files import is_there
 from reflectkit.jsonl import dumps, lone_surrogate, read_json_list
 from reflectkit.seeding import generator
 from reflectkit.types import Observation, Status, Task, Trajectory, from_json, to_json
@@ -145,6 +146,7 @@ def read_records(path: Path, env: str) -> list[Record]:
     """
     records: list[Record] = []
     ids: set[str] = set()
+    content = env_class(env).taskset.content if env in ENVS else None
 
     # 1. The text and its form
     for number, value in enumerate(read_json_list(path)):
@@ -166,6 +168,8 @@ def read_records(path: Path, env: str) -> list[Record]:
             raise DataError(
                 where, f"belongs to env '{task.env}', but --env is '{env}'", field="env"
             )
+        if content is not None:
+            _check_content(content, task, where)
 
         # 3. Each task once
         if task.id in ids:
@@ -178,6 +182,15 @@ def read_records(path: Path, env: str) -> list[Record]:
         ids.add(task.id)
         records.append(Record(task, demonstrations))
     return records
+
+
+def _check_content(content: type[Any], task: Task, where: str) -> None:
+    """Raises DataError, naming `where` and the field, if the data of `task` are not a `content`."""
+    try:
+        from_json(content, task.data, path=where)
+    except DataError as error:
+        field_name = f"data.{error.field}" if error.field else "data"
+        raise DataError(where, error.message, field=field_name) from None
 
 
 def split_groups(
@@ -253,7 +266,7 @@ class Problems:
         """Whether the env neither lists its problems nor has a file of them."""
         taskset = self.setup.taskset
         makes = taskset.problem_generator or taskset.repositories_folder
-        return not (taskset.has("tasks") or makes or (self.setup.folder / PROBLEMS).exists())
+        return not (taskset.has("tasks") or makes or is_there(self.setup.folder / PROBLEMS))
 
     @property
     def by_seed(self) -> bool:
@@ -268,7 +281,7 @@ class Problems:
     def split_files(self) -> list[Path]:
         """The files of splits in the env's folder."""
         paths = (self.setup.folder / f"{split}.json" for split in SPLITS)
-        return [path for path in paths if path.exists()]
+        return [path for path in paths if is_there(path)]
 
     def file(self, split: str) -> Path | None:
         """The file of `split`, which may be missing; None if its problems come from the env itself."""

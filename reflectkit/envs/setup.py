@@ -29,7 +29,7 @@ from reflectkit.envs import (
 )
 from reflectkit.envs.python_classes import class_in
 from reflectkit.errors import ConfigError, DataError, is_user_code, unknown_name
-from reflectkit.files import missing
+from reflectkit.files import is_there, missing
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.registry import code_files, module_of, resolve
 from reflectkit.runs.run import RunConfig, write_permission
@@ -254,12 +254,12 @@ class EnvSetup:
         """
         if self.env_folder in path.parents:
             self.check_owner()
-        if path.exists():
+        if is_there(path):
             return
         taskset = self.taskset
         explores, splits = taskset.repositories_folder, [f"{split}.json" for split in SPLITS]
         has_generator = bool(taskset.problem_generator or explores) and not taskset.has("tasks")
-        lacks = {name: not (self.folder / name).exists() for name in (PROBLEMS, RECORDS, splits[0])}
+        lacks = {name: not is_there(self.folder / name) for name in (PROBLEMS, RECORDS, splits[0])}
         # Backwards through the pipeline: each step names the command that makes the file `name`,
         # and then the file that this command reads, or "" if that is there
         commands: list[str] = []

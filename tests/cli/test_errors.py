@@ -50,6 +50,16 @@ def test_a_level_without_problems_tells_the_flag_of_another(capsys: pytest.Captu
     assert main([*evaluate, "--level", "short"]) == 0
 
 
+def test_a_folder_in_the_place_of_a_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    place = Path("results/taken/episodes.jsonl")
+    command = ["evaluate", "--env", "corridor", "--policy", "random", "--problems", "1", "--name", "taken"]
+    assert main(command) == 0
+    place.unlink()
+    Path("results/taken/report.json").unlink()
+    place.mkdir()
+    assert f"{place}: Is a directory; a file is to be written there" in error_of(command, capsys)
+
+
 def test_our_own_failures_exit_with_1(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,10 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflectkit.commands.split import split_weighted
-from reflectkit.data.problems import Problems, Record, apportion, record_to_json, split_groups
+from reflectkit.commands.split import SplitConfig, split_weighted
+from reflectkit.data.problems import (
+    Problems,
+    Record,
+    apportion,
+    read_records,
+    record_to_json,
+    split_groups,
+)
 from reflectkit.env import ChoiceEnv
-from reflectkit.envs import env_class
+from reflectkit.envs import RECORDS, env_class
 from reflectkit.envs.adapters.program import ProgramSettings
 from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import ConfigError, DataError
@@ -150,6 +157,31 @@ def test_files_of_splits_come_first_and_problems_that_gen_task_makes_are_require
         problems("taxi", tmp_path).tasks("test", "full")
     with pytest.raises(DataError, match="reflectkit gen-task --env memory"):
         problems("memory", tmp_path).tasks("train", "short")
+
+
+def test_a_link_that_leads_nowhere_is_no_missing_file(tmp_path: Path) -> None:
+    folder = tmp_path / "taxi"
+    folder.mkdir()
+    (folder / RECORDS).symlink_to("not-mounted.json")
+    config = SplitConfig.from_flat(env="taxi", data_dir=tmp_path)
+    with pytest.raises(DataError, match=rf"{RECORDS}: is a link to not-mounted.json, which cannot be read"):
+        config.source  # noqa: B018
+    (folder / "test.json").symlink_to("test.json")
+    with pytest.raises(DataError, match=r"test.json: is a link to test.json, which cannot be read"):
+        problems("taxi", tmp_path).tasks("test", "full")
+
+
+@pytest.mark.parametrize(("env", "field"), [("support", "requests"), ("memory", "chunks")])
+def test_damaged_data_are_told_by_record_when_the_file_is_read(env: str, field: str, tmp_path: Path) -> None:
+    kind = env_class(env)
+    tasks = [kind.taskset.example(kind.levels[0], seed) for seed in range(3)]
+    records = [record_to_json(Record(task, ())) for task in tasks]
+    write_json(tmp_path / "data.json", records)
+    assert [record.task for record in read_records(tmp_path / "data.json", env)] == tasks
+    del records[2]["data"][field]
+    write_json(tmp_path / "data.json", records)
+    with pytest.raises(DataError, match=rf"data.json, record 2: field 'data.{field}'"):
+        read_records(tmp_path / "data.json", env)
 
 
 @given(st.integers(0, 500))

@@ -308,6 +308,7 @@ def level_of(chunks: Sequence[str]) -> str:
 class MemoryTasks(Taskset):
     """The problems of `Memory`."""
 
+    content = Conversation
     problem_generator: ClassVar[str] = "reflectkit.envs.memory.problems:MemoryProblems"
 
     def example(self, level: str, seed: int) -> Task:

@@ -356,6 +356,7 @@ class DeskTask:
 class Requests(Taskset):
     """The problems of `Support`."""
 
+    content = DeskTask
     problem_generator: ClassVar[str] = "reflectkit.envs.support.env:SupportTasks"
 
     def example(self, level: str, seed: int) -> Task:
