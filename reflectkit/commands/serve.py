@@ -48,6 +48,8 @@ EXAMPLES = (
     ),
 )
 MOST_ORDERS = 64
+CHOOSES = "learned to choose, and not to write"
+"""What is said of a policy that cannot answer in words."""
 TOKEN = "REFLECTKIT_TOKEN"
 """The environment variable with the key that programs must send."""
 
@@ -205,7 +207,7 @@ class PolicyServer:
             address = f"http://{config.host}:{port}/v1"
             progress.news(f"serving {config.policy} at {address} (Ctrl-C ends)")
             if self._chooses:
-                progress.news(f"it learned to choose, not to write: ask {address}/decisions")
+                progress.news(f"it {CHOOSES}: ask {address}/decisions")
             await asyncio.Event().wait()
 
     async def reply(self, name: str, request: Any) -> Any:
@@ -214,7 +216,10 @@ class PolicyServer:
         from reflectkit.envs.adapters.endpoint import EndpointAnswer, RequestError
         from reflectkit.sampling.wire import GoneError
 
-        # 1. A prompt that may fit, and the agent, with the settings of this request
+        # 1. A policy that writes, a prompt that may fit, and the agent, with the settings of this
+        #    request
+        if self._chooses:
+            raise RequestError(f"{self._config.policy} {CHOOSES}: ask /v1/decisions", 400)
         try:
             sizes = [len(message.content) for message in request.observation.messages]
             check_characters(self._agent, sum(sizes))
@@ -256,9 +261,8 @@ class PolicyServer:
             if isinstance(decision.action, ToolUse)
             else ToolUse(str(decision.action))
         )
-        return EndpointAnswer(
-            action, decision.reflection, (len(decision.prompt_ids), len(decision.token_ids)), limit
-        )
+        tokens = len(decision.prompt_ids), len(decision.token_ids)
+        return EndpointAnswer(action, decision.reflection, tokens, decision.cut)
 
     async def decide(self, name: str, request: DecisionRequest) -> dict[str, Any]:
         """The JSON value that answers a request for decisions by session `name`; the same for equal

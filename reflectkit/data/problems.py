@@ -452,7 +452,8 @@ class Problems:
 
     def disturbance(self, level: str, tasks: Sequence[Task]) -> str:
         """That episodes of the user's own class change one another when they are played at the
-        same time, as they do if a list in the class has their state; empty if they do not.
+        same time, as they do if a list in the class has their state, or that one goes another way
+        when it is played again; empty if neither is so.
 
         tasks: of `level`; the first few are played.
         """
@@ -463,11 +464,14 @@ class Problems:
         one_by_one = self._histories(level, episodes, width=1)
         if one_by_one == self._histories(level, episodes, width=2):
             return ""
-        # An env that draws without the seed differs one by one, too
+        name = env_text(self.setup.env)
         if one_by_one != self._histories(level, episodes, width=1):
-            return ""
+            return (
+                f"env '{name}': an episode that is played again goes another way; draw from"
+                " random.Random(seed) alone, and keep nothing in the class from one episode to the next"
+            )
         return (
-            f"env '{env_text(self.setup.env)}': episodes that are played at the same time change"
+            f"env '{name}': episodes that are played at the same time change"
             " one another; make its lists and dicts in reset or __init__, not in the class, or write"
             " max_concurrency = 1 in the class"
         )

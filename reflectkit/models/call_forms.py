@@ -34,7 +34,9 @@ def tool_of(function: Callable[..., Any]) -> ToolSpec:
         with _torch_unneeded(chat_template_utils):
             schema = chat_template_utils.get_json_schema(described)["function"]
     except Exception as error:  # there is one for each part of a docstring
-        raise ValueError(f"{' '.join(str(error).split()):.200}") from None
+        # The library's own advice follows, in long sentences
+        reason = re.split(r", likely|\. Supported", " ".join(str(error).split()))[0]
+        raise ValueError(f"{reason:.200}") from None
     return ToolSpec(schema["name"], schema["description"], schema["parameters"])
 
 

@@ -249,6 +249,12 @@ class Alone(Grid):
     max_concurrency = 1
 
 
+class Grows(Grid):
+    def reset(self, seed):
+        self.cells.append(seed)
+        return f"{len(self.cells)}"
+
+
 class Owned(Grid):
     def reset(self, seed):
         self.cells = [0, 0]
@@ -256,18 +262,34 @@ class Owned(Grid):
 """
 
 
-@pytest.mark.parametrize("name", ["Grid", "Alone", "Owned"])
+TOLD = ("change one another; make its lists", "an episode that is played again goes another way")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Grid", "change one another; make its lists"),
+        ("Grows", "an episode that is played again goes another way"),
+        ("Alone", ""),
+        ("Owned", ""),
+    ],
+)
 def test_episodes_that_share_a_list_are_noticed(
-    name: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+    name: str, told: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Episodes at the same time wrote over each other's cells, and nothing said so."""
     file = Path(f"{own_module(request.node)}.py")
     file.write_text(SHARED, encoding="utf-8")
     assert main(["evaluate", "--env", f"{file}:{name}", "--policy", "random", "--problems", "4"]) == 0
-    assert ("change one another; make its lists" in capsys.readouterr().out) == (name == "Grid")
+    said = capsys.readouterr().out
+    assert [part for part in TOLD if part in said] == ([told] if told else [])
     training = ["--model", "tiny", "--max-steps", "1", "--episodes", "4"]
+    if name == "Grows":  # refused when it is trained on
+        assert main(["rlft", "--env", f"{file}:{name}", *training]) == 2
+        return
     assert main(["rlft", "--env", f"{file}:{name}", *training]) == 0
-    assert ("change one another; make its lists" in capsys.readouterr().out) == (name == "Grid")
+    said = capsys.readouterr().out
+    assert [part for part in TOLD if part in said] == ([told] if told else [])
 
 
 WRONG_METHODS = """

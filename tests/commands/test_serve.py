@@ -43,7 +43,7 @@ class Scripted:
 
     async def answer(self, request: ChatRequest) -> EndpointAnswer:
         self.asked.append(request)
-        return EndpointAnswer(self.actions[min(len(self.asked), len(self.actions)) - 1], tokens=(7, 3), limit=3)
+        return EndpointAnswer(self.actions[min(len(self.asked), len(self.actions)) - 1], tokens=(7, 3), cut=True)
 
     def reward(self, value: float) -> None:
         self.rewards.append(value)

@@ -149,6 +149,21 @@ def test_a_policy_answers_over_http_as_it_acts_in_its_environment(
             assert (kept["version"], sum(kept["probabilities"])) == (0, pytest.approx(1))
 
 
+def test_a_policy_that_learned_to_choose_refuses_to_write(policy: LoadedModel) -> None:
+    """It answered noise."""
+    config = ServeConfig(policy=ModelRef("results/x/rl"))
+    server = PolicyServer(agent_of(policy), config, chooses=True)
+    body = json.dumps({"model": "x", "messages": [{"role": "user", "content": "Hi"}]}).encode()
+    try:
+        with served(server.application()) as url:
+            status, text = post(f"{url}/v1/chat/completions", body)
+            assert "probabilities" in ask(url, {"team": TEAM})["team"]
+    finally:
+        server.thread.close()
+    assert status == 400
+    assert "results/x/rl learned to choose, and not to write: ask /v1/decisions" in text
+
+
 def test_an_answer_depends_on_nothing_but_its_state_and_question(address: str) -> None:
     alone = {name: ask(address, {name: each})[name] for name, each in (("a", REFUND), ("b", TEAM), ("c", ANGER))}
     wide = {"type": "choice", "criteria": {f"{number}": None for number in range(30)}}

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import csv
 import dataclasses
+import enum
 import inspect
 import json
 import math
@@ -32,6 +33,7 @@ from reflectkit.env import Teacher, rules_of, teacher_of
 from reflectkit.envs import data_folder, env_class, listed
 from reflectkit.envs import make as make_env
 from reflectkit.envs.adapters import adapt
+from reflectkit.envs.adapters.plain import with_members
 from reflectkit.envs.adapters.rows import read_rows
 from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import ConfigError, DataError
@@ -1498,6 +1500,90 @@ class Game:
         self.choices = ["x"]
         return "on", 0.0, False
 """
+
+
+class Color(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Painter:
+    """Tools whose arguments are members of enumerations."""
+
+    def reset(self) -> str:
+        self.painted: list[Color] = []
+        return "Paint."
+
+    def paint(self, color: Color, others: list[Color] | None = None) -> str:
+        """Paint.
+
+        Args:
+            color: The first colour.
+            others: More.
+        """
+        self.painted += [color, *(others or [])]
+        return color.name
+
+    def get_reward(self) -> float:
+        return float(all(isinstance(color, Color) for color in self.painted))
+
+
+def test_members_of_enumerations_reach_a_tool_as_members() -> None:
+    """A tool got the text "red", and its comparison with Color.RED was never true."""
+    env: Any = Checked(env_class(Painter)())
+    env.reset(task_of(env), 0)
+    step(env, ToolUse("", (ToolCall("paint", {"color": "red"}),)))
+    result = step(env, ToolUse("", (ToolCall("paint", {"color": "blue", "others": ["red", "blue"]}),)))
+    assert [message.content for message in result.observation.messages if message.role == "tool"] == ["RED", "BLUE"]
+    assert env.env.plain.painted == [Color.RED, Color.BLUE, Color.RED, Color.BLUE]
+    assert step(env, ToolUse("Done.")).reward == 1.0
+    with pytest.raises(ValueError, match="color: Input should be 'red' or 'blue'"):
+        with_members(Painter().paint, {"color": "green"})
+
+
+@pytest.mark.parametrize(
+    ("signature", "got"),
+    [
+        ("self, seed", 7),
+        ("self, number", 7),
+        ("self, my_seed=3", 7),
+        ("self, *, seed=None, options=None", 7),
+        ("self, options=None", None),
+        ("self, *, options=None", None),
+        ("self", None),
+    ],
+)
+def test_reset_gets_the_seed_where_it_asks_for_one(signature: str, got: int | None) -> None:
+    """reset(options=None) got the seed as its options."""
+    name = signature.replace("self, ", "").replace("*, ", "").partition(",")[0].partition("=")[0]
+    namespace: dict[str, Any] = {}
+    value = "None" if name == "self" else name
+    exec(f"def reset({signature}):\n    self.got = {value}\n    return 'begin'", namespace)
+    attributes = {"choices": ("a", "b"), "step": lambda self, choice: ("end", 0.0, True)}
+    env: Any = Checked(env_class(type("Game", (), attributes | namespace))())
+    env.reset(task_of(env), 7)
+    assert env.env.plain.got == got
+
+
+def test_reset_with_any_keywords_gets_the_seed() -> None:
+    class Game:
+        choices = ("a", "b")
+
+        def reset(self, **keywords: Any) -> str:
+            self.got = keywords
+            return "begin"
+
+        def step(self, choice: str) -> tuple[str, float, bool]:
+            self.choices = ()  # type: ignore[assignment]
+            return "end", 0.0, True
+
+    env: Any = Checked(env_class(Game)())
+    env.reset(task_of(env), 7)
+    assert env.env.plain.got == {"seed": 7}
+    # What an episode leaves behind is not taken for its own end
+    step(env, 0)
+    with pytest.raises(ConfigError, match=r"after reset\(\) the choices are \(\); give a list of texts, also where"):
+        env.reset(task_of(env), 8)
 
 
 ENDLESS_TOOLS = """

@@ -96,6 +96,16 @@ def test_a_class_names_the_combinations_in_their_order() -> None:
     assert env.written.taken.tolist() == [1, 0]
 
 
+def test_names_that_differ_in_their_capitals_alone_keep_them() -> None:
+    names = ["Up", "UP", "down", "Down"]
+    assert begun(KEYS, get_action_meanings=lambda self: names)[1].choices == tuple(names)
+
+
+def test_a_mask_that_allows_nothing_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"after reset\(\) the choices are \[\]; see its action_mask: allow"):
+        begun(KEYS, mask=[0, 0, 0, 0])
+
+
 @pytest.mark.parametrize(
     ("space", "mask", "legal"),
     [

@@ -216,13 +216,13 @@ class ChatRequest:
 @dataclass(frozen=True, slots=True)
 class EndpointAnswer:
     """What a request is answered. comment: the reflection that the policy read. tokens: (of the
-    prompt, of the answer); limit: the most of the latter.
+    prompt, of the answer). cut: whether the answer ended at its maximum length.
     """
 
     action: ToolUse
     comment: str | None = None
     tokens: tuple[int, int] = (0, 0)
-    limit: int = 0
+    cut: bool = False
 
 
 class Conversations:
@@ -574,11 +574,8 @@ def _finish_reason(chat: ChatRequest, answer: EndpointAnswer) -> str:
     """Why the answer ends, as OpenAI names it."""
     if answer.action.calls:
         return "tool_calls"
-    _, answer_tokens = answer.tokens
     has_stop = any(end in spoken(answer.action.text) for end in chat.stop)
-    if answer.limit and answer_tokens >= answer.limit and not has_stop:
-        return "length"
-    return "stop"
+    return "length" if answer.cut and not has_stop else "stop"
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -89,6 +89,10 @@ class GameEnv(Choices):
         """The game itself, without Gymnasium's wrappers."""
         return self.plain.env.unwrapped
 
+    choices_fix = dict.fromkeys(
+        ("reset", "step"), "see its action_mask: allow an action, or end the episode"
+    )
+
     def _check_horizon(self) -> None:
         """Also raises ConfigError if the game's own limit is longer than a horizon that nobody
         chose.
@@ -261,7 +265,9 @@ class GymnasiumGame:
         if meanings is None:
             self.names = [in_words(action) for action in self.actions]
         elif isinstance(meanings, list | tuple | range) and len(meanings) == count:
-            self.names = [str(meaning).lower() for meaning in meanings]
+            lower = [str(meaning).lower() for meaning in meanings]
+            # Unless they differ in that alone
+            self.names = lower if len({*lower}) == count else list(map(str, meanings))
         else:
             raise ConfigError(
                 f"{code_place(type(bare))}: get_action_meanings() of {name} returned"

@@ -8,13 +8,15 @@ import contextlib
 import inspect
 import random
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
+from functools import lru_cache
 from numbers import Real
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_origin
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
-from pydantic import ValidationError, create_model
+from pydantic import TypeAdapter, ValidationError, create_model
 
 from reflectkit.config import REQUIRED, Config, NoSettings, alternatives, option
 from reflectkit.env import (
@@ -310,6 +312,21 @@ def _states(seed: int) -> tuple[Any, Any]:
     return random.Random(seed).getstate(), numpy.random.RandomState(seed % 2**32).get_state()
 
 
+def _seed_arguments(reset: Callable[..., Any], seed: int) -> tuple[list[int], dict[str, int]]:
+    """How `reset` gets the seed, by position and by name: as its argument "seed", else as the first
+    one, unless that has a default of its own and another meaning, as Gymnasium's "options" has.
+    """
+    parameters = inspect.signature(reset).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    if "seed" in parameters or inspect.Parameter.VAR_KEYWORD in kinds:
+        return [], {"seed": seed}
+    for parameter in parameters.values():
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            is_seed = parameter.default is inspect.Parameter.empty or "seed" in parameter.name
+            return ([seed] if is_seed else []), {}
+    return [], {}
+
+
 class Choices(Plain):
     """A class with `choices`, `reset(seed)` → text, and `step(choice)` → (text, reward, done). Gymnasium's forms of
     `reset` and `step` are understood, too. Choices are a list, which methods may set, a property or a method.
@@ -317,6 +334,12 @@ class Choices(Plain):
     Whether the episode is a success, `success` in a fourth value says, a dict; otherwise see `guessed_success`. Other
     numbers in it are figures.
     """
+
+    choices_fix: ClassVar[Mapping[str, str]] = {
+        "reset": "give a list of texts, also where an earlier episode has changed it",
+        "step": "give a list of texts, or end the episode",
+    }
+    """What to do about choices that are none, by the method that ended with them."""
 
     def reset(
         self,
@@ -331,13 +354,9 @@ class Choices(Plain):
         if "seed" in task.data:
             task_int(task, "seed", 0, 2**63 - 1)
         seed, self._gained = self._begin(task, seed), False
-        parameters = inspect.signature(self.plain.reset).parameters
+        positions, keywords = _seed_arguments(self.plain.reset, seed)
         with self._class_state():
-            if "seed" in parameters:
-                returned = self._call("reset", seed=seed)
-            else:
-                returned = self._call("reset", *([seed] if parameters else []))
-            return followed(returned, self._begun)
+            return followed(self._call("reset", *positions, **keywords), self._begun)
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Take choice `action`."""
@@ -440,8 +459,8 @@ class Choices(Plain):
         choices = choices() if callable(choices) else choices
         if not isinstance(choices, list | tuple) or not (choices or over):
             raise ConfigError(
-                f"{code_place(self.plain_type)}: the choices are {brief(choices)}; give a list of"
-                " texts, or end the episode"
+                f"{code_place(self.plain_type)}: after {method}() the choices are {brief(choices)};"
+                f" {self.choices_fix[method]}"
             )
         # A copy, since other episodes may change a list of the class
         self._offered: Sequence[Any] = tuple(choices)
@@ -542,8 +561,9 @@ class Tools(Plain):
             for call in use.calls:
                 try:
                     # A copy, since a tool may change a list, and the call is recorded
-                    arguments = copy_of(call.arguments)
-                    result = outside_loop(getattr(self.plain, call.name), **arguments)
+                    function = getattr(self.plain, call.name)
+                    arguments = with_members(function, copy_of(call.arguments))
+                    result = outside_loop(function, **arguments)
                     text = _result_text(await result if inspect.isawaitable(result) else result)
                 except Exception as error:  # the agent reads it, as in TRL
                     text, refused = str({"error": str(error)}), refused + 1
@@ -587,6 +607,45 @@ class Tools(Plain):
         return Observation(tuple(self._messages), tools=self._tools, replies=True)
 
 
+def with_members(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """`arguments`, JSON values by name, with members of enumerations where `function` has these as
+    type hints. Raises ValueError for a value that has no member.
+    """
+    return arguments | {
+        name: _read_member(name, adapter, arguments[name])
+        for name, adapter in _enumerations(inspect.unwrap(function)).items()
+        if name in arguments
+    }
+
+
+@lru_cache(maxsize=256)
+def _enumerations(function: Any) -> dict[str, TypeAdapter[Any]]:
+    """What reads the arguments of `function` whose type hints name an enumeration, by name."""
+    function = getattr(function, "__func__", function)
+    try:
+        hints = get_type_hints(function)
+    except (NameError, TypeError):  # names that only type checkers know
+        return {}
+    return {
+        name: TypeAdapter(hint)
+        for name, hint in hints.items()
+        if name != "return" and _names_enumeration(hint)
+    }
+
+
+def _names_enumeration(hint: Any) -> bool:
+    """Whether a type hint is an enumeration, or has one in it, as in `list[Color]`."""
+    is_own = isinstance(hint, type) and issubclass(hint, Enum)
+    return is_own or any(_names_enumeration(part) for part in get_args(hint))
+
+
+def _read_member(name: str, adapter: TypeAdapter[Any], value: object) -> Any:
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        raise ValueError(f"{name}: {error.errors(include_url=False)[0]['msg']}") from None
+
+
 def _result_text(result: object) -> str:
     """What a tool returned, as text. Raises TypeError for what has none, but a place in memory."""
     text = str(result)
@@ -621,7 +680,8 @@ def _tools(plain: Any) -> tuple[ToolSpec, ...]:
         except ValueError as error:
             place = code_place(function)
             raise ConfigError(
-                f"{place}: {name}() cannot be a tool: {error}; give its arguments type hints, and"
-                " its docstring a section Args, or begin its name with _"
+                f"{place}: {name}() cannot be a tool: {error}; give its arguments type hints that JSON"
+                " has (str, int, float, bool, list, dict, Literal, an Enum), and its docstring a"
+                " section Args, or begin its name with _"
             ) from None
     return tuple(tools)
