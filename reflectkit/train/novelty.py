@@ -1,10 +1,11 @@
-"""Exploration by counting: early in training, steps that lead to states which were rarely seen have
-a larger advantage.
+"""Exploration by counting: early in training, choices that were rarely made in their state have a
+larger advantage.
 
-Where success is rare, returns say little at first, and a policy settles on what costs least, such
-as giving up. A bonus of 1/√n for the n-th visit of a state (count-based exploration, arXiv
-1606.01868, eq. 5) leads it elsewhere. The bonus has advantages of its own, so its weight does not
-depend on the size of the rewards, and neither the returns that are reported nor the critic see it.
+Where success is rare, or mistakes cost, returns say little at first, and a policy settles on what
+costs least, such as giving up. A bonus of 1/√n for the n-th time that a choice is made in a state
+(MBIE-EB, Strehl and Littman 2008) leads it elsewhere, also to states that it has not seen. The bonus
+has advantages of its own, so its weight does not depend on the size of the rewards, and neither the
+returns that are reported nor the critic see it.
 
 Bonuses shrink as visits grow. Divided by their present deviation they would not: in a game of few
 states, each other step would count as new for half of the training, and a policy may forget how the
@@ -30,7 +31,7 @@ FADES_OVER = 0.5
 
 
 class Novelty:
-    """Counts the visits of states, and makes advantages of them.
+    """Counts how often each choice was made in each state, and makes advantages of that.
 
     weight: of these advantages at the start, where those of the rewards have 1 with `--normalize`;
     0: nothing is counted.
@@ -39,6 +40,7 @@ class Novelty:
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.visits: Counter[str] = Counter()
+        """By the `key` of a decision."""
         self.first_deviation = 0.0
         """Of the sums of bonuses in the first update in which they differ; 0 before it."""
 
@@ -59,7 +61,7 @@ class Novelty:
         """`estimates` with the advantages of the novelty of `fresh`, which they begin with, times
         `weight`.
 
-        The visits of `fresh` are counted. Replayed episodes, which follow, stay as they are.
+        The decisions of `fresh` are counted. Replayed episodes, which follow, stay as they are.
         """
         if not weight or not fresh:
             return estimates
@@ -72,10 +74,10 @@ class Novelty:
         return replace(estimates, advantages=advantages + estimates.advantages[len(fresh) :])
 
     def advantages(self, fresh: Sequence[Trajectory]) -> Numbers:
-        """The sum of the bonuses that follow each decision, minus the mean over all decisions. The
+        """The sum of the bonuses from each decision on, minus the mean over all decisions. The
         divisor is the geometric mean of their standard deviation and of that in the first update.
         """
-        # 1. What follows each decision, against the mean over all of them
+        # 1. The sum from each decision on, against the mean over all of them
         sums = [returns_to_go(self._bonuses(trajectory), 1.0) for trajectory in fresh]
         every = [value for row in sums for value in row]
         mean, present = fmean(every), deviation(every)
@@ -96,18 +98,18 @@ class Novelty:
         self.visits = Counter({str(seen): int(count) for seen, count in state["visits"].items()})
 
     def _bonuses(self, trajectory: Trajectory) -> list[float]:
-        """The bonus of the state to which each decision led; 0 for the last one's, after which
-        nothing is decided.
-        """
+        """The bonus of each decision."""
         bonuses = []
-        for turn in trajectory.turns[1:]:
-            state = state_key(turn.observation)
-            self.visits[state] += 1
-            bonuses.append(1 / math.sqrt(self.visits[state]))
-        return [*bonuses, 0.0]
+        for turn in trajectory.turns:
+            decision = key(turn.observation, turn.action_text)
+            self.visits[decision] += 1
+            bonuses.append(1 / math.sqrt(self.visits[decision]))
+        return bonuses
 
 
-def state_key(observation: Observation) -> str:
-    """A digest of what the policy sees of a state, in 16 hexadecimal digits."""
-    counts = "\0".join([observation.text, *sorted(observation.choices)])
+def key(observation: Observation, action: str) -> str:
+    """A digest of what the policy sees of a state and of what it does there, in 16 hexadecimal
+    digits.
+    """
+    counts = "\0".join([observation.text, *sorted(observation.choices), "", action])
     return hashlib.sha256(counts.encode("utf-8", "replace")).hexdigest()[:16]
