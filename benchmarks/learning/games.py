@@ -161,9 +161,6 @@ class Umbrella(Game):
         return [state[0] / 8, state[1] / 40]
 
 
-# ------------------------------------------------------------------------------------------------------------ few steps
-
-
 class Gifts(Game):
     """Give each of eight guests the one gift of four that he likes. A wrong gift costs 1, and none costs nothing."""
 
@@ -219,6 +216,9 @@ class Parcels(Game):
 
     def vector(self, state: State) -> list[float]:
         return [float(state == number) for number in range(len(self.parcels))]
+
+
+# ------------------------------------------------------------------------------------------------------------ few steps
 
 
 class Signal(Game):

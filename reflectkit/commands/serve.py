@@ -219,7 +219,7 @@ class PolicyServer:
         # 1. A policy that writes, a prompt that may fit, and the agent, with the settings of this
         #    request
         if self._chooses:
-            raise RequestError(f"{self._config.policy} {CHOOSES}: ask /v1/decisions", 400)
+            raise RequestError(f"{self._config.policy} {CHOOSES}: ask /v1/decisions")
         try:
             sizes = [len(message.content) for message in request.observation.messages]
             check_characters(self._agent, sum(sizes))

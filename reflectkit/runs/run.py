@@ -737,26 +737,21 @@ def refuse_damage(folder: Path) -> None:
     """
     for path in folder.iterdir() if folder.is_dir() else ():
         refuse_device(path)
-    for path, place in _damaged(folder):
-        # The newest other checkpoint that is intact
-        others = reversed([other for other in checkpoints(folder.parent) if other != folder])
-        intact = next((other for other in others if _is_intact(other)), None)
-        another = f" use {intact}," if intact else ""
-        raise CheckpointError(
-            f"{path} is damaged: its checksum differs from the one in {place / CHECKSUMS};"
-            f"{another} train it again, or delete {CHECKSUMS} if you changed the file yourself"
-        )
-
-
-def _damaged(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """The files of `folder` with another checksum than the one they were sealed with, there or as a
-    part of the folder above, each with the folder of its checksum. Raises CheckpointError.
-    """
     for place in (folder, folder.parent):
         for name, expected in _recorded(place).items() if (place / CHECKSUMS).is_file() else ():
             path = place / name
             if path.is_relative_to(folder) and path.is_file() and sha256(path) != expected:
-                yield path, place
+                # The newest other checkpoint that is intact
+                others = reversed(
+                    [other for other in checkpoints(folder.parent) if other != folder]
+                )
+                intact = next((other for other in others if _is_intact(other)), None)
+                another = f" use {intact}," if intact else ""
+                raise CheckpointError(
+                    f"{path} is damaged: its checksum differs from the one in {place / CHECKSUMS};"
+                    f"{another} train it again, or delete {CHECKSUMS} if you changed the file"
+                    " yourself"
+                )
 
 
 def _is_intact(folder: Path) -> bool:

@@ -84,14 +84,14 @@ ENV_ATTRIBUTES: dict[str, Callable[[Any], bool]] = {
 class GameEnv(Choices):
     """The env of a game."""
 
+    choices_fix = dict.fromkeys(
+        ("reset", "step"), "see its action_mask: allow an action, or end the episode"
+    )
+
     @property
     def written(self) -> Any:
         """The game itself, without Gymnasium's wrappers."""
         return self.plain.env.unwrapped
-
-    choices_fix = dict.fromkeys(
-        ("reset", "step"), "see its action_mask: allow an action, or end the episode"
-    )
 
     def _check_horizon(self) -> None:
         """Also raises ConfigError if the game's own limit is longer than a horizon that nobody

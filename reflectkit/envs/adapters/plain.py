@@ -611,9 +611,11 @@ def with_members(function: Callable[..., Any], arguments: dict[str, Any]) -> dic
     """`arguments`, JSON values by name, with members of enumerations where `function` has these as
     type hints. Raises ValueError for a value that has no member.
     """
+    # The function alone, so that its object is not kept
+    bare = inspect.unwrap(getattr(function, "__func__", function))
     return arguments | {
         name: _read_member(name, adapter, arguments[name])
-        for name, adapter in _enumerations(inspect.unwrap(function)).items()
+        for name, adapter in _enumerations(bare).items()
         if name in arguments
     }
 
@@ -621,7 +623,6 @@ def with_members(function: Callable[..., Any], arguments: dict[str, Any]) -> dic
 @lru_cache(maxsize=256)
 def _enumerations(function: Any) -> dict[str, TypeAdapter[Any]]:
     """What reads the arguments of `function` whose type hints name an enumeration, by name."""
-    function = getattr(function, "__func__", function)
     try:
         hints = get_type_hints(function)
     except (NameError, TypeError):  # names that only type checkers know
