@@ -23,6 +23,13 @@ def bfloat16_flags() -> tuple[str, ...]:
     return tuple(name for name in BFLOAT16_FLAGS if name in words)
 
 
+def has_matrix_unit() -> bool:
+    """Whether this CPU multiplies matrices of bfloat16 in hardware (AMX), several times as fast as
+    with AVX-512 BF16.
+    """
+    return "amx_bf16" in bfloat16_flags()
+
+
 def dtype_advice(player: LoadedModel) -> str:
     """A line for a model on a CPU that another `--dtype` makes several times as fast; "" if none
     does.

@@ -40,7 +40,7 @@ from reflectkit.models.architecture import (
     takes_positions,
     text_config,
 )
-from reflectkit.models.attention import fast_attention
+from reflectkit.models.fast_pass import fast_pass
 
 SHORTEST_PREFIX = 8  # tokens; a shorter common prefix is not worth a separate pass
 DEPTH = 3  # how often a row may leave another one; deeper branches are read again
@@ -648,7 +648,7 @@ def read(
                 recording=all_states and not states,
                 states=states,
             )
-        with fast_attention(trunk, arguments, past):
+        with fast_pass(trunk, arguments, past):
             output = trunk(**arguments, use_cache=has_cache)
 
         # 4. Where the chunks are in it

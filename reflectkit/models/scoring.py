@@ -31,7 +31,7 @@ from reflectkit.models.architecture import (
     trunk_of,
     unwrapped,
 )
-from reflectkit.models.attention import fast_attention
+from reflectkit.models.fast_pass import fast_pass
 from reflectkit.models.labels import LabelPath, Trie, on_paths, separate_labels, trie
 from reflectkit.models.rows import (
     Plan,
@@ -90,7 +90,7 @@ class Scorer(nn.Module):
         if has_plain_head(self.model):
             trunk = trunk_of(self.model)
             arguments["input_ids"] = input_ids_BT
-            with fast_attention(trunk, arguments):
+            with fast_pass(trunk, arguments):
                 output = trunk(**arguments, use_cache=False)
             hidden_ND = output.last_hidden_state[row_N, place_N]
             return hidden_ND, head_logits(self.model, hidden_ND, label_ids_NK)
@@ -486,7 +486,7 @@ def _hidden(
         return reading.hidden_at(places)
     device = next(model.parameters()).device
     arguments = {"input_ids": right_pad(rows, pad_id, device)}
-    with fast_attention(trunk, arguments):
+    with fast_pass(trunk, arguments):
         output = trunk(**arguments, use_cache=False)
     row_N, place_N = torch.tensor(places, device=device).unbind(dim=1)
     return output.last_hidden_state[row_N, place_N]

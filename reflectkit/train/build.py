@@ -23,6 +23,7 @@ from reflectkit.models.checkpoint_metadata import (
     load_tokenizer,
     model_facts,
 )
+from reflectkit.models.fast_pass import compile_notice
 from reflectkit.models.hub import same_model
 from reflectkit.models.load import (
     LoadedModel,
@@ -193,6 +194,8 @@ def build_trainer(
     advice = dtype_advice(policy)
     if advice:
         progress.news(advice)
+    if notice := compile_notice(policy.model):
+        progress.news(notice)
     recompute = config.gradient_checkpointing
     max_tokens = config.max_tokens_per_batch or tokens_a_pass(policy.model, recompute=recompute)
     memory: dict[str, Any] = {"max_tokens": max_tokens, "gradient_checkpointing": recompute}

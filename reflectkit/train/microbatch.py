@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from reflectkit.models.fast_pass import compiles
 from reflectkit.models.labels import LabelPath, trie
 from reflectkit.models.rows import Chunk, plan_tree, shared_length
 from reflectkit.models.scoring import choice_logprobs, entropy, token_logprobs
@@ -29,6 +30,10 @@ PASS_TOKENS = 60
 """Tokens that cost a large model as much as a pass of a tree. With SmolLM2-135M and LoRA, they are
 20 to 60.
 """
+PASS_TOKENS_COMPILED = 130
+"""The same where the layers of other passes are compiled. A pass of a tree has none of these."""
+TREE_TOKEN_COMPILED = 1.3
+"""What a token in a tree costs there, as against one in a pass with compiled layers."""
 FEW_UNITS = 16
 """Up to this many units of a micro-batch, a tree is built to know its size."""
 
@@ -191,7 +196,8 @@ def saves(
     """Whether reading `parts` as trees is faster, in micro-batches of `max_tokens`: never on a GPU.
 
     A large model must save more than PASS_TOKENS tokens, padding included, for each pass that trees
-    add. A small one must read at most MOST_READ of the tokens, and save LEAST_SAVING for each unit.
+    add, or PASS_TOKENS_COMPILED. A small one must read at most MOST_READ of the tokens, and save
+    LEAST_SAVING for each unit.
     """
     # 1. The size of a layer, which says what a token costs against a pass
     weights = list(model.parameters())
@@ -203,7 +209,10 @@ def saves(
 
     # 2. A large model: tokens that trees save, padding included, against passes that they add
     if layer_size >= LARGE_LAYER:
-        saved_tokens = 0
+        is_compiled = compiles(model)
+        pass_tokens = PASS_TOKENS_COMPILED if is_compiled else PASS_TOKENS
+        tree_token = TREE_TOKEN_COMPILED if is_compiled else 1.0
+        saved_tokens = 0.0
         more_passes = 0
         for micro in packed(parts, max_tokens):
             saved_tokens += len(micro) * max(len(unit.tokens) for unit in micro)
@@ -211,9 +220,9 @@ def saves(
         for micro in trees:
             rows = [unit.tokens for unit in micro]
             for chunks in itertools.chain(*plan_tree(rows).levels):
-                saved_tokens -= len(chunks) * _width(rows, chunks)
+                saved_tokens -= tree_token * len(chunks) * _width(rows, chunks)
                 more_passes += 1
-        return saved_tokens > PASS_TOKENS * more_passes
+        return saved_tokens > pass_tokens * more_passes
 
     # 3. A small model: tokens that neighbours share
     tokens = sum(len(unit.tokens) for unit in parts)

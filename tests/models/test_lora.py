@@ -12,10 +12,7 @@ from peft.tuners.lora import Linear as PeftLinear
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from reflectkit.models.attention import SHORT, fast_attention
-from reflectkit.models.load import checkpoint_gradients
 from reflectkit.models.lora import BFloat16Linear, join_products
-from reflectkit.models.rows import Row, pass_arguments
 from reflectkit.models.scoring import token_logprobs
 from reflectkit.train.optimizers import new_optimizer
 
@@ -185,27 +182,3 @@ def test_gradients_of_short_rows_are_those_of_float32(share: bool) -> None:
     ours = difference(gradients(model, rows), expected)
     assert ours < 0.02
     assert ours < 1.5 * difference(gradients(theirs, rows), expected)
-
-
-def test_short_rows_in_bfloat16_have_eager_attention_while_they_are_read() -> None:
-    device = torch.device("cpu")
-
-    def attention(model: Any, row: Row, past: int = 0) -> str:
-        trunk = model.base_model.model.model
-        with fast_attention(trunk, pass_arguments([row], 0, device), past):
-            name = trunk.config._attn_implementation
-        assert trunk.config._attn_implementation == "sdpa"
-        return str(name)
-
-    half = adapted(torch.bfloat16)
-    short = Row([1] * SHORT)
-    assert attention(half, short) == "eager"
-    assert attention(half, Row([1]), SHORT - 1) == "eager"
-    assert attention(half, Row([1]), SHORT) == "sdpa"
-    assert attention(half, Row([1] * (SHORT + 1))) == "sdpa"
-    assert attention(half, Row([1], [[2], [3]])) == "sdpa"
-    assert attention(adapted(torch.float32), short) == "sdpa"
-    with torch.no_grad():
-        assert attention(half, short) == "sdpa"
-    checkpoint_gradients(half)
-    assert attention(half, short) == "sdpa"

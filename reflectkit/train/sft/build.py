@@ -19,6 +19,7 @@ from reflectkit.console import Progress, Report
 from reflectkit.data.sft_rows import SFTRow, read_rows
 from reflectkit.errors import CheckpointError, ConfigError
 from reflectkit.models.chat import Dialogue
+from reflectkit.models.fast_pass import compile_notice
 from reflectkit.models.load import (
     LoadedModel,
     checkpoint_gradients,
@@ -116,6 +117,8 @@ def build(
     player = replace(starting_model(run, device), answer=rows.answer)
     if advice := dtype_advice(player):
         progress.news(advice)
+    if notice := compile_notice(player.model):
+        progress.news(notice)
     if player.tokenizer.chat_template:
         plain = "the rows are plain text: from here on, the model's chat template is not used"
         progress.news(plain)

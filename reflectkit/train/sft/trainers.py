@@ -15,7 +15,8 @@ from accelerate.data_loader import BatchSamplerShard
 from transformers import TrainingArguments
 from trl import SFTTrainer
 
-from reflectkit.models.architecture import unwrapped
+from reflectkit.models.architecture import trunk_of, unwrapped
+from reflectkit.models.fast_pass import fast_pass
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.train.processes import Processes
 from reflectkit.train.sft.packing import Encoded, reading, selecting
@@ -157,7 +158,9 @@ class CompletionTrainer(SharingTrainer):
         trained_BT = next_BT != NOT_TRAINED
         for_trl = {name: value for name, value in inputs.items() if name != "labels"}
         for_trl["shift_labels"] = next_BT[trained_BT][None]
-        with selecting(causal.base_model, lambda hidden_BTD: hidden_BTD[:, :-1][trained_BT]):
+        trunk = trunk_of(causal)
+        fast = fast_pass(trunk, inputs)
+        with fast, selecting(trunk, lambda hidden_BTD: hidden_BTD[:, :-1][trained_BT]):
             return super().compute_loss(model, for_trl, return_outputs, num_items_in_batch)
 
 

@@ -1,0 +1,150 @@
+"""Training passes in bfloat16 on a CPU, made faster: eager attention and compiled layers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from reflectkit.models.architecture import CACHE, recomputes_activations, takes_masks
+from reflectkit.models.processor import LARGE, has_matrix_unit
+
+SHORT = 128
+"""The most tokens of a row, past included, that are read with eager attention. It keeps a matrix of
+all pairs of them for the backward pass.
+"""
+SHORT_COMPILED = 512
+"""The same for compiled layers."""
+COMPILER_VARIABLE = "CXX"
+"""The environment variable that names the C++ compiler, for torch as elsewhere."""
+TURNED_OFF = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
+"""torch's own environment variables against compiling, which are then "1"."""
+
+
+@contextmanager
+def fast_pass(
+    trunk: Any,
+    arguments: Mapping[str, Any],
+    past: int = 0,
+) -> Iterator[None]:
+    """A context for a pass of `trunk` with `arguments`, whose rows continue `past` tokens.
+
+    On a CPU in bfloat16, torch computes the gradients of scaled dot product attention slowly, so
+    that short rows get eager attention. Where matrix products are fast (AMX), the steps between
+    them take half of the time, and layers are compiled.
+    """
+    # 1. What this pass may have
+    if not _is_slow(trunk, arguments):
+        yield
+        return
+    width = past + arguments["input_ids"].shape[1]
+    layers = _layers_to_compile(trunk, arguments) if width <= SHORT_COMPILED else []
+    is_eager = bool(layers) or width <= SHORT
+
+    # 2. The pass
+    if is_eager:
+        trunk.set_attn_implementation("eager")
+    for layer in layers:
+        kind: Any = type(layer)
+        layer.forward = partial(_compiled(kind), layer)
+    try:
+        with _compiling() if layers else nullcontext():
+            yield
+    finally:
+        for layer in layers:
+            vars(layer).pop("forward", None)
+        if is_eager:
+            trunk.set_attn_implementation("sdpa")
+
+
+def compile_notice(model: Any) -> str:
+    """A line for a model whose layers are about to be compiled; "" for others."""
+    if not compiles(model):
+        return ""
+    return (
+        "in bfloat16 this CPU takes compiled layers: a minute once, and 20 seconds in later runs"
+        f" ({TURNED_OFF[0]}=1 turns it off)"
+    )
+
+
+def compiles(model: Any) -> bool:
+    """Whether training passes of `model` have compiled layers: it is large, on a CPU with AMX, and in
+    bfloat16.
+    """
+    is_large = sum(weight.numel() for weight in model.parameters()) >= LARGE
+    return is_large and _is_half_on_cpu(model) and can_compile()
+
+
+def _is_half_on_cpu(model: Any) -> bool:
+    """Whether `model` is on a CPU, with a base in bfloat16."""
+    weight = next(model.parameters())
+    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+
+
+@cache
+def can_compile() -> bool:
+    """Whether compiling helps and is possible here: a CPU with AMX, and a C++ compiler."""
+    is_on = not any(os.environ.get(name) == "1" for name in TURNED_OFF)
+    compiler = os.environ.get(COMPILER_VARIABLE, "g++")
+    return is_on and has_matrix_unit() and shutil.which(compiler) is not None
+
+
+def _is_slow(trunk: Any, arguments: Mapping[str, Any]) -> bool:
+    """Whether a pass is one with gradients, in bfloat16 on a CPU. Not one that hides branches by a
+    mask of pairs, whose form differs, nor one that is read again in the backward pass.
+    """
+    if not torch.is_grad_enabled() or not takes_masks(trunk):
+        return False
+    mask = arguments.get("attention_mask")
+    if mask is not None and mask.ndim > 2:
+        return False
+    return _is_half_on_cpu(trunk) and not recomputes_activations(trunk)
+
+
+def _layers_to_compile(trunk: Any, arguments: Mapping[str, Any]) -> list[nn.Module]:
+    """The layers of `trunk`, if they are to be compiled for this pass; else none.
+
+    They are alike, so that one of them is compiled for all. A single row would be compiled apart,
+    and so would rows with a past. Quantised or sharded weights are left as they are.
+    """
+    layers = list(getattr(trunk, "layers", ()))
+    is_uniform = len({type(layer) for layer in layers}) == 1
+    rows, width = arguments["input_ids"].shape
+    is_batch = rows > 1 and width > 1 and arguments.get(CACHE) is None
+    if not is_uniform or not is_batch or not compiles(trunk):
+        return []
+    weights = layers[0].parameters()
+    is_plain = all(
+        type(weight.data) is torch.Tensor and weight.is_floating_point() for weight in weights
+    )
+    return layers if is_plain else []
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """torch's settings for passes in which layers may be compiled.
+
+    Numbers that happen to be equal, as those of rows and heads, are not taken for one: torch would
+    compile again where they differ. What cannot be compiled is computed as it is.
+    """
+    from torch._dynamo import config
+    from torch.fx.experimental import _config
+
+    shapes: Any = _config  # its `patch` has no type
+    with shapes.patch(use_duck_shape=False), config.patch(suppress_errors=True):
+        yield
+
+
+@cache
+def _compiled(kind: Any) -> Callable[..., Any]:
+    """The forward of layers of the class `kind`, compiled when it is first called, for rows of any
+    number and length.
+    """
+    function: Callable[..., Any] = torch.compile(kind.forward, dynamic=True)
+    return function
