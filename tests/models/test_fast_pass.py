@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -87,35 +88,49 @@ def test_nothing_is_compiled_without_a_compiler(monkeypatch: pytest.MonkeyPatch)
     assert not can_compile()
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling takes a C++ compiler")
-@pytest.mark.usefixtures("matrix_unit")
-def test_gradients_of_compiled_layers_are_those_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As exactly as without. One compilation is enough for all batches, also of as many rows as there are heads, or
-    as long as these are wide.
+def check_gradients() -> None:
+    """The gradients of compiled layers are as exact as without. One compilation is enough for all batches, also of as
+    many rows as there are heads, or as long as these are wide.
     """
-    counted = []
-    compiling = torch._dynamo.utils.counters
+    counts = torch._dynamo.utils.counters
+    counts.clear()
     batches = [
         [[*range(1, 20), last, last + 1] for last in (30, 35, 40)],
         [[1, 2, 3, last, 5, 6, 7, 8] for last in (30, 35, 40, 41)],
     ]
+    graphs = []
     for rows in batches:
-        compiled, plain = adapted(torch.bfloat16), adapted(torch.bfloat16)
-        join_products(compiled)
+        model, peft = adapted(torch.bfloat16), adapted(torch.bfloat16)
+        join_products(model)
         expected = gradients(adapted(torch.bfloat16).float(), rows)
-        ours = difference(gradients(compiled, rows), expected)
-        counted.append(compiling["stats"]["unique_graphs"])
-        with monkeypatch.context() as patch:
+        ours = difference(gradients(model, rows), expected)
+        graphs.append(counts["stats"]["unique_graphs"])
+        with pytest.MonkeyPatch.context() as patch:
             patch.setattr(fast_pass, "can_compile", lambda: False)
-            theirs = difference(gradients(plain, rows), expected)
+            theirs = difference(gradients(peft, rows), expected)
         assert ours < 0.02
         assert ours < 1.5 * theirs
-    first, second = counted
+    first, second = graphs
     assert first == second > 0
-    assert not compiling["graph_break"]
+    assert not counts["graph_break"]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("matrix_unit")
+def test_gradients_of_layers_that_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced as they are to be compiled, and then computed by torch's own steps, without a compiler."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    check_gradients()
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling takes a C++ compiler")
+@pytest.mark.usefixtures("matrix_unit")
+def test_gradients_of_compiled_layers() -> None:
+    check_gradients()
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("matrix_unit")
 def test_a_compiler_that_fails_does_no_harm(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """The layers are then computed as they are."""
