@@ -49,7 +49,8 @@ class BFloat16Linear(PeftLinear):
         name = self._plain_adapter()
         base = self.get_base_layer()
         is_frozen = not base.weight.requires_grad
-        is_plain = name and is_frozen and not args and not kwargs and x.dtype == base.weight.dtype
+        is_half = x.dtype == base.weight.dtype == torch.bfloat16
+        is_plain = name and is_frozen and is_half and not args and not kwargs
         if not is_plain:
             output: torch.Tensor = super().forward(x, *args, **kwargs)
             return output

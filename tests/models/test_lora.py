@@ -135,6 +135,8 @@ def test_what_is_not_plain_is_left_to_peft() -> None:
     assert not weighted._plain_adapter()
     assert same_as_peft(weighted)
 
+    cast = first(adapted(torch.bfloat16)).float()
+    assert torch.equal(cast(inputs.float()), PeftLinear.forward(cast, inputs.float()))
     merged = first(adapted(torch.bfloat16))
     merged.merge()
     assert same_as_peft(merged)
