@@ -10,9 +10,14 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import nn
 
-from reflectkit.models.architecture import CACHE, recomputes_activations, takes_masks
+from reflectkit.models.architecture import (
+    CACHE,
+    attends_to_all,
+    recomputes_activations,
+    takes_masks,
+    trunk_of,
+)
 from reflectkit.models.processor import LARGE, has_matrix_unit
 
 SHORT = 128
@@ -44,8 +49,9 @@ def fast_pass(
         yield
         return
     width = past + arguments["input_ids"].shape[1]
-    layers = _layers_to_compile(trunk, arguments) if width <= SHORT_COMPILED else []
-    is_eager = bool(layers) or width <= SHORT
+    is_compiled = width <= SHORT_COMPILED and _is_batch(arguments) and compiles(trunk)
+    is_eager = is_compiled or width <= SHORT
+    layers = trunk.layers if is_compiled else ()
 
     # 2. The pass
     if is_eager:
@@ -54,7 +60,7 @@ def fast_pass(
         kind: Any = type(layer)
         layer.forward = partial(_compiled(kind), layer)
     try:
-        with _compiling() if layers else nullcontext():
+        with _compiling() if is_compiled else nullcontext():
             yield
     finally:
         for layer in layers:
@@ -65,7 +71,7 @@ def fast_pass(
 
 def compile_notice(model: Any) -> str:
     """A line for a model whose layers are about to be compiled; "" for others."""
-    if not compiles(model):
+    if not compiles(trunk_of(model)):
         return ""
     return (
         "in bfloat16 this CPU takes compiled layers: a minute once, and 20 seconds in later runs"
@@ -73,12 +79,29 @@ def compile_notice(model: Any) -> str:
     )
 
 
-def compiles(model: Any) -> bool:
-    """Whether training passes of `model` have compiled layers: it is large, on a CPU with AMX, and in
-    bfloat16.
+def compiles(trunk: Any) -> bool:
+    """Whether training passes of `trunk` have compiled layers: it is large, on a CPU with AMX, in
+    bfloat16, and of plain layers.
     """
-    is_large = sum(weight.numel() for weight in model.parameters()) >= LARGE
-    return is_large and _is_half_on_cpu(model) and can_compile()
+    if not _is_half_on_cpu(trunk) or not can_compile():
+        return False
+    is_large = sum(weight.numel() for weight in trunk.parameters()) >= LARGE
+    return is_large and _has_plain_layers(trunk)
+
+
+def _has_plain_layers(trunk: Any) -> bool:
+    """Whether the layers of `trunk` are alike, so that one of them is compiled for all, and have
+    nothing that takes long to compile: no states or windows, no experts, whose weights have three
+    axes, and no quantised or sharded weights.
+    """
+    layers = list(getattr(trunk, "layers", ()))
+    if len({type(layer) for layer in layers}) != 1 or not attends_to_all(trunk):
+        return False
+    for weight in layers[0].parameters():
+        is_plain = type(weight.data) is torch.Tensor and weight.is_floating_point()
+        if not is_plain or weight.ndim > 2:
+            return False
+    return True
 
 
 def _is_half_on_cpu(model: Any) -> bool:
@@ -107,23 +130,12 @@ def _is_slow(trunk: Any, arguments: Mapping[str, Any]) -> bool:
     return _is_half_on_cpu(trunk) and not recomputes_activations(trunk)
 
 
-def _layers_to_compile(trunk: Any, arguments: Mapping[str, Any]) -> list[nn.Module]:
-    """The layers of `trunk`, if they are to be compiled for this pass; else none.
-
-    They are alike, so that one of them is compiled for all. A single row would be compiled apart,
-    and so would rows with a past. Quantised or sharded weights are left as they are.
+def _is_batch(arguments: Mapping[str, Any]) -> bool:
+    """Whether a pass has several rows, of several tokens, without a past. Others would be compiled
+    apart.
     """
-    layers = list(getattr(trunk, "layers", ()))
-    is_uniform = len({type(layer) for layer in layers}) == 1
     rows, width = arguments["input_ids"].shape
-    is_batch = rows > 1 and width > 1 and arguments.get(CACHE) is None
-    if not is_uniform or not is_batch or not compiles(trunk):
-        return []
-    weights = layers[0].parameters()
-    is_plain = all(
-        type(weight.data) is torch.Tensor and weight.is_floating_point() for weight in weights
-    )
-    return layers if is_plain else []
+    return rows > 1 and width > 1 and arguments.get(CACHE) is None
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from reflectkit.models.architecture import trunk_of
 from reflectkit.models.fast_pass import compiles
 from reflectkit.models.labels import LabelPath, trie
 from reflectkit.models.rows import Chunk, plan_tree, shared_length
@@ -209,7 +210,7 @@ def saves(
 
     # 2. A large model: tokens that trees save, padding included, against passes that they add
     if layer_size >= LARGE_LAYER:
-        is_compiled = compiles(model)
+        is_compiled = compiles(trunk_of(model))
         pass_tokens = PASS_TOKENS_COMPILED if is_compiled else PASS_TOKENS
         tree_token = TREE_TOKEN_COMPILED if is_compiled else 1.0
         saved_tokens = 0.0

@@ -71,7 +71,11 @@ def test_layers_are_compiled_for_batches_in_bfloat16_with_gradients() -> None:
     assert taken(adapted(torch.float32), batch) == ("sdpa", 0)
     with torch.no_grad():
         assert taken(half, batch) == ("sdpa", 0)
-    half.base_model.model.model.layers[0].mlp.up_proj.base_layer.weight.data = torch.zeros(64, 32, dtype=torch.int8)
+    trunk = half.base_model.model.model
+    trunk.config.sliding_window = 4
+    assert taken(half, batch) == ("sdpa", 0)
+    trunk.config.sliding_window = None
+    trunk.layers[0].mlp.up_proj.base_layer.weight.data = torch.zeros(64, 32, dtype=torch.int8)
     assert taken(half, batch) == ("sdpa", 0)
 
 
