@@ -17,6 +17,7 @@ from reflectkit.console import Bar, Progress
 from reflectkit.data.episodes import episode_to_json
 from reflectkit.env import SUCCEEDS, Agent, cut_at_default
 from reflectkit.envs import cluster_of
+from reflectkit.errors import CheckpointError
 from reflectkit.evals.calibration import (
     ACTION,
     BY_PLAYER,
@@ -95,6 +96,7 @@ def play(
                 path,
                 progress,
             )
+            _check_prompts(result)
             _report_oddities(run.config, result, len(run.tasks[level]), progress)
             results.append(result)
     return results
@@ -245,6 +247,16 @@ def _saved_episodes(path: Path, progress: Progress) -> dict[EpisodeKey, SavedEpi
             f"{path}: damaged lines dropped: {damaged}; their episodes will be played again"
         )
     return saved
+
+
+def _check_prompts(result: PlayedLevel) -> None:
+    """Raises CheckpointError if the player could not read the first prompt of any episode."""
+    rows = result.rows
+    unread = [
+        row for row in rows if row.status == "truncated" and row.reason and not row.counts.turns
+    ]
+    if rows and len(unread) == len(rows) and result.player.checkpoint is not None:
+        raise CheckpointError(f"{result.player.name} ({result.level}): {unread[0].reason}")
 
 
 def _report_oddities(

@@ -68,15 +68,13 @@ class LocalSampler:
         """What was scored since the weights changed."""
         self.label_scores: dict[tuple[int, ...], dict[LabelPath, float]] = {}
         """The scores of labels that were read alone since then, by prompt."""
-        self._has_read = False
         self._batcher: Batcher[SampleRequest, SampleOutput] = Batcher(self._answer, rank)
 
     async def sample(self, request: SampleRequest) -> SampleOutput:
         """What the model says.
 
-        Raises CheckpointError: no prompt fits into the model's context, or one has tokens that it
-        cannot read; its scores are not numbers; or it is spread over processes and was asked to
-        write.
+        Raises CheckpointError: the prompt has tokens that the model cannot read; its scores are not
+        numbers; or it is spread over processes and was asked to write.
         """
         check_embedded(self.tokenizer, request.prompt_ids, self.player.vocabulary)
         return await self._batcher.ask(request)
@@ -96,10 +94,6 @@ class LocalSampler:
     def _answer(self, requests: list[SampleRequest]) -> list[SampleOutput]:
         # 1. What the context has room for
         fitting = {request for request in requests if self._fits(request)}
-        self._has_read = self._has_read or bool(fitting)
-        if not self._has_read:
-            shortest = min(len(request.prompt_ids) for request in requests)
-            raise CheckpointError(self._too_long(shortest))
         # 2. Read it: choices, choices whose labels are read alone, texts
         self.player.model.eval()
         self.player.activate()
