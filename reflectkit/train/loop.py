@@ -21,7 +21,7 @@ from reflectkit.console import Progress
 from reflectkit.data.episodes import episode_to_json
 from reflectkit.env import cut_at_default
 from reflectkit.envs import cluster_of
-from reflectkit.errors import DivergedError, ReflectkitError
+from reflectkit.errors import CheckpointError, DivergedError, ReflectkitError
 from reflectkit.evals.calibration import Advised, best_choices, fit_temperature, log_scores
 from reflectkit.jsonl import append, rewrite, rows_until, write_jsonl
 from reflectkit.models.checkpoint_metadata import BETTER, CALIBRATION, best_checkpoint, model_facts
@@ -277,13 +277,20 @@ class Metrics(Callback):
         state.history, damaged = rows_until(
             state.metrics, state.trainer.step, {"return": int | float}
         )
+        # 2. What is lost of the file is lost to plots only, unless it says when training ends
+        missing = state.trainer.step - len(state.history)
+        is_lost = state.run.config.resume_from is None and missing > 0
+        if is_lost and state.run.config.patience:
+            raise CheckpointError(
+                f"{state.metrics}: the figures of {pluralize(missing, 'update')} are lost, which"
+                " --patience needs; --force trains again, and --resume-from a checkpoint begins"
+                " a run with another --name"
+            )
         if damaged:
             state.progress.news(
                 f"{state.metrics}: damaged lines dropped: {damaged}; training itself is not affected"
             )
-        # 2. What is lost of the file is lost to plots only
-        missing = state.trainer.step - len(state.history)
-        if state.run.config.resume_from is None and missing > 0:
+        if is_lost:
             figures = f"the figures of {pluralize(missing, 'update')} are lost"
             state.progress.news(
                 f"{state.metrics}: {figures}, though what they learned is not; --force trains again"

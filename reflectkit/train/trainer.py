@@ -267,7 +267,7 @@ class Trainer:
 
     def _check(self, trajectories: Sequence[Trajectory]) -> None:
         """Raises EnvironmentFailure or ConfigError where there is nothing to learn from; reports
-        the first episodes that ended early, and the first comments that cannot be distilled.
+        the first episodes that were aborted or ended early, and the first comments that cannot be distilled.
         """
         failed = [each for each in trajectories if each.status is Status.ABORTED]
         engine_failed = any(not trajectory.reason.startswith(UNSCORED) for trajectory in failed)
@@ -280,9 +280,15 @@ class Trainer:
             raise ConfigError(f"update {self.step + 1}: {broken}")
         self._check_comments(trajectories)
         early = [each for each in trajectories if each.status is Status.TRUNCATED and each.reason]
-        if early:
-            episodes = pluralize(len(trajectories), "episode")
-            self._tell_once("ended early", len(early), episodes, early[0].reason)
+        if len(early) == len(trajectories) and not any(each.turns for each in early):
+            raise EnvironmentFailure(
+                f"every episode of update {self.step + 1} ended at its first prompt:"
+                f" {early[0].reason}"
+            )
+        episodes = pluralize(len(trajectories), "episode")
+        for what, some in (("aborted", failed), ("ended early", early)):
+            if some:
+                self._tell_once(what, len(some), episodes, some[0].reason)
 
     def _tell_of_cut_answers(self, cut: int, answers: int) -> None:
         """Report that most answers have no end, in the first update in which it is so."""

@@ -315,6 +315,16 @@ def test_the_best_checkpoint_is_kept_and_patience_ends_training(
     assert train(corridor_folder, tmp_path, **settings, max_steps=9, patience=2) == best
     assert read_json(run / "report.json")["figures"]["steps"] == 4
 
+    # What ended it is not known any more: nothing goes on, and no checkpoint is deleted
+    metrics = run / "metrics.jsonl"
+    figures = metrics.read_bytes()
+    for rest in (b"", figures[:-20], figures.partition(b"\n")[2]):
+        metrics.write_bytes(rest)
+        with pytest.raises(CheckpointError, match="--patience needs"):
+            train(corridor_folder, tmp_path, **settings, max_steps=9, patience=2)
+        assert [path.name for path in checkpoints(run)] == ["checkpoint-3", "checkpoint-4"]
+    metrics.write_bytes(figures)
+
     further = train(corridor_folder, tmp_path, **settings, max_steps=9)
     assert [path.name for path in checkpoints(run)] == ["checkpoint-5", "checkpoint-9"]
     whole = train(corridor_folder, tmp_path / "whole", **settings, max_steps=9)

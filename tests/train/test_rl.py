@@ -20,7 +20,7 @@ from reflectkit.train.algorithms import AlgorithmConfig
 from reflectkit.train.critic import Critic
 from reflectkit.train.curriculum import Curriculum, Level, draw
 from reflectkit.train.trainer import ReplayBuffer, summary
-from reflectkit.types import Decision, Observation, Status, Task, ToolCall, ToolUse, Trajectory, Turn
+from reflectkit.types import Decision, Message, Observation, Status, Task, ToolCall, ToolUse, Trajectory, Turn
 from tests.examples import own_module
 from tests.train.training import Spelling, build_trainer, corridor_player, favour, objective
 
@@ -208,11 +208,34 @@ def test_all_aborted_is_an_error_and_some_are_a_share() -> None:
 
     tasks = Corridor.taskset.tasks("long")
     half = build_trainer(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: start < 3))])
+    told = list[str]()
+    half.learner.notify = told.append
     assert half.train_step()["aborted"] == 0.5
-    assert half.counters["aborted"] == 6
+    half.train_step()
+    assert told == ["update 1: 6 of 12 episodes aborted, the first for: the engine is down"]
+    assert half.counters["aborted"] == 12
     none = build_trainer(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: True))])
     with pytest.raises(EnvironmentFailure, match=r"every episode of update 1 was aborted \(12\): the engine is down"):
         none.train_step()
+
+
+def test_prompts_that_never_fit_are_an_error() -> None:
+    """Some that do not fit end their episodes early."""
+    tasks = Corridor.taskset.tasks("long")
+    wordy = {tasks[0].id}
+
+    class Wordy(Corridor):
+        def reset(self, task: Task, seed: int) -> Observation:
+            observation = super().reset(task, seed)
+            words = (Message("user", "word " * 3000),)
+            return replace(observation, messages=words) if task.id in wordy else observation
+
+    level = Level("long", tasks, lambda: Checked(Wordy(), 16))
+    trainer = build_trainer(corridor_player(seed=0), objective("reinforce"), 2, [level])
+    trainer.train_step()
+    wordy.update(task.id for task in tasks)
+    with pytest.raises(EnvironmentFailure, match="of update 2 ended at its first prompt"):
+        trainer.train_step()
 
 
 def test_an_update_that_no_reward_applies_to_teaches_nothing_and_is_counted(rewards: str) -> None:
