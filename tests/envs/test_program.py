@@ -217,6 +217,45 @@ def test_the_reward_has_one_source(play: Play, code: str, reward: float) -> None
     assert episode.success == (reward >= 1)
 
 
+@pytest.mark.parametrize("horizon", [1, 2, 3])
+def test_a_posted_reward_counts_once_wherever_the_episode_ends(play: Play, horizon: int) -> None:
+    """It is that of the step after which it was posted, also where the limit of steps ends the episode."""
+    code = """
+    ask([{"role": "user", "content": "Hi"}])
+    post("/reward", {"reward": 1})
+    ask([{"role": "user", "content": "And?"}])
+    """
+    (episode,) = play(code, Plays(WORDS, WORDS), horizon=horizon)
+    assert (episode.total_return, episode.success) == (1.0, True)
+    assert [turn.reward for turn in episode.turns] == [1.0, 0.0][:horizon]
+    assert episode.status is (Status.TRUNCATED if horizon == 1 else Status.COMPLETED)
+
+
+def test_a_program_is_told_that_an_answer_was_cut(play: Play) -> None:
+    class Cuts:
+        async def decide(self, observation: Observation, context: Any) -> Decision:
+            return Decision(WORDS, cut=not context.turns)
+
+    code = """
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    reasons = [post("/v1/chat/completions", body)["choices"][0]["finish_reason"] for _ in range(2)]
+    print(float(reasons == ["length", "stop"]))
+    """
+    (episode,) = play(code, Cuts())
+    assert episode.total_return == 1.0
+
+
+@pytest.mark.parametrize("value", ["b\0c", "b\ud800c", "b" * 140_000])
+def test_a_value_that_is_no_argument_aborts_its_episode_alone(value: str) -> None:
+    odd = Task("odd", "program", "all", "", {"task": value})
+    plain = Task("plain", "program", "all", "", {"task": "b"})
+    code = f"program:{sys.executable} -c 'import urllib.request' {{task}}"
+    first, second = rollout([Episode(odd, 0), Episode(plain, 0)], lambda: make(code, 3), Plays(WORDS), width=1)
+    assert first.status is Status.ABORTED
+    assert "cannot be an argument" in first.reason
+    assert "without a request" in second.reason
+
+
 JUDGE = """
 import asyncio, threading
 
@@ -246,7 +285,7 @@ def test_a_reward_function_is_called_in_the_main_thread_and_may_start_a_loop(pla
     ],
 )
 def test_what_fails_is_aborted_and_has_no_reward(play: Play, code: str, reason: str) -> None:
-    (episode,) = play(code, Plays(WORDS), program_timeout_s=3)
+    (episode,) = play(code, Plays(WORDS), program_timeout_s=3 if "sleep" in code else 100)
     assert episode.status is Status.ABORTED
     assert reason in episode.reason
     assert "\n" not in episode.reason

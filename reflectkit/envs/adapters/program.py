@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import errno
 import hashlib
 import json
 import math
@@ -156,6 +157,10 @@ class _Exit:
     errors: str
 
 
+UNFIT = "a value of the problem cannot be an argument of the program"
+OTHER_WAY = "pass a short column in its place, such as an id that the program looks up"
+
+
 class _Run:
     """One run of the program; everything but `__init__` happens in the endpoint's thread."""
 
@@ -164,6 +169,7 @@ class _Run:
         self.conversations = Conversations()
         self.events: asyncio.Queue[_Pending | _Exit] = asyncio.Queue()
         self.reward_value: float | None = None
+        """What the program posted."""
         self.unmatched = self.overrides = self._decision_count = 0
         self.closed = False
         self._waiting: set[_Pending] = set()
@@ -219,7 +225,9 @@ class _Run:
         environment: Mapping[str, str],
         memory: int,
     ) -> None:
-        """Start the program. Raises ConfigError if no process can be started."""
+        """Start the program. Raises ConfigError if no process can be started, and EnvironmentFailure
+        if it cannot get these arguments.
+        """
         pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
         supervised = (sys.executable, "-I", "-S", SUPERVISOR, str(memory), *command)
         try:
@@ -229,7 +237,11 @@ class _Run:
                 start_new_session=True,
                 **pipes,
             )
+        except ValueError as error:  # a NUL, or half of a surrogate pair
+            raise EnvironmentFailure(f"{UNFIT}: {error}; {OTHER_WAY}") from None
         except OSError as error:
+            if error.errno == errno.E2BIG:
+                raise EnvironmentFailure(f"{UNFIT}: {error.strerror}; {OTHER_WAY}") from None
             raise ConfigError(
                 f"cannot start {command[0]}: {error.strerror}; run fewer episodes at once"
             ) from None
@@ -337,6 +349,10 @@ class Program(Env):
     """All questions with their answers, likewise."""
     _first: int
     """How many messages the first chat request has; 0 before it."""
+    _is_paid: bool
+    """Whether a step had the reward that the program posted."""
+    _is_cut: bool
+    """Whether the answer ended at its maximum length."""
 
     @classmethod
     @override
@@ -381,8 +397,9 @@ class Program(Env):
         return await self._in_thread(self._begin(task, seed))
 
     def decided(self, decision: Decision) -> None:
-        """Keep the tokens of the answer, for reward functions."""
+        """Keep the tokens of the answer, for reward functions, and whether it was cut."""
         self._ids.add(decision)
+        self._is_cut = decision.cut
 
     async def step(self, action: Action) -> StepResult:
         """Answer the request or question and wait for the next, or for the end.
@@ -398,13 +415,19 @@ class Program(Env):
             self._decisions += [*observation.messages, choice]
         else:
             use = action if isinstance(action, ToolUse) else ToolUse(str(action))
-            answer = EndpointAnswer(use)
+            answer = EndpointAnswer(use, cut=self._is_cut)
             self._chat = [*observation.messages, Message("assistant", use.text, use.calls)]
         # 2. What the program does then
         event = await self._in_thread(self._act(answer))
-        if isinstance(event, _Pending):
+        if isinstance(event, _Exit):
+            return await self._end(observation, event)
+        # 3. A reward that was posted counts now, as the limit of steps may end the episode
+        posted = None if self.settings.reward else self._run.reward_value
+        if posted is None:
             return StepResult(self._observe(event), 0.0, False)
-        return await self._end(observation, event)
+        reward = 0.0 if self._is_paid else float(posted)
+        self._is_paid = True
+        return StepResult(self._observe(event), reward, False, info={"success": posted >= 1})
 
     def close(self) -> None:
         """Kill the program, if it runs."""
@@ -430,6 +453,7 @@ class Program(Env):
         self._run = _Run(only_decisions=self.settings.only_decisions)
         self._pending, self._token = None, secrets.token_urlsafe(24)
         self._chat, self._decisions, self._first = [], [], 0
+        self._is_paid = self._is_cut = False
         self._server.runs[self._token] = self._run
         url = f"http://{LOOPBACK[0]}:{await self._server.port()}/s/{self._token}"
         # 2. Its command, with the values of the task
@@ -491,8 +515,9 @@ class Program(Env):
             row = {**self._row, "prompt": messages[:first]}
             reward, info = await score(self.settings.reward, row, messages[first:], self._ids.ids)
         else:
-            reward = self._reward(event)
-            info = {"success": reward >= 1}
+            total = self._reward(event)
+            reward = 0.0 if self._is_paid else total
+            info = {"success": total >= 1}
         # 2. What the program did that the policy may not see
         figures = info.get("figures", {})
         if self._run.unmatched:
