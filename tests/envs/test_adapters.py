@@ -589,6 +589,13 @@ def test_reward_functions_are_called_as_by_trl_and_added_by_weight(rewards: str)
     ]
 
 
+def test_figures_of_reward_functions_with_one_name_are_numbered(rewards: str) -> None:
+    Path("other_rewards.py").write_text("def exact(completions, **_): return [0.25]", encoding="utf-8")
+    result = answered((f"{rewards}:exact", "other_rewards.py:exact=2", f"{rewards}:short=0"))
+    assert result.reward == 1.5
+    assert result.info["figures"] == {"exact_1": 1.0, "exact_2": 0.25, "short": 0.9}
+
+
 def test_arrays_are_rewards_and_texts_in_parts_are_prompts(rewards: str) -> None:
     parts = [{"role": "user", "content": [{"type": "text", "text": "2 + "}, {"type": "text", "text": "3 ="}]}]
     assert answered((f"{rewards}:as_array",), parts).reward == 0.25

@@ -157,7 +157,8 @@ async def score(
     # 2. Their rewards
     total = sum(value for value in env_rewards if value is not None)
     values, figures = [*env_rewards], dict[str, float]()
-    for name, function, weight in map(reward_function, specs):
+    for figure, spec in zip(_figure_names(specs), specs, strict=True):
+        name, function, weight = reward_function(spec)
         returned = outside_loop(function, **_accepted(name, function, arguments, optional))
         if inspect.isawaitable(returned):
             returned = await returned
@@ -173,7 +174,7 @@ async def score(
             )
         values.append(None if value is None else float(value))
         if value is not None:
-            figures[name] = float(value)
+            figures[figure] = float(value)
             total += weight * float(value)
 
     # 3. What is reported
@@ -186,6 +187,16 @@ async def score(
     if log.columns:
         info["extra"] = log.columns
     return total, info
+
+
+def _figure_names(specs: Sequence[str]) -> list[str]:
+    """The name of the figure of each reward function: its own, and a number if others have it, too."""
+    names = [name for name, _, _ in map(reward_function, specs)]
+    numbered = []
+    for place, name in enumerate(names):
+        number = names[: place + 1].count(name)
+        numbered.append(f"{name}_{number}" if names.count(name) > 1 else name)
+    return numbered
 
 
 class _Log:
