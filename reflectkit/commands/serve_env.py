@@ -27,7 +27,7 @@ from reflectkit.types import Task
 
 EXAMPLES = (
     "reflectkit serve-env --env taxi",
-    "reflectkit serve-env --env support --level returns --port 8001",
+    "reflectkit serve-env --env support --task-file data/support/test.json --port 8001",
 )
 KEY = "OPENENV_API_KEY"
 

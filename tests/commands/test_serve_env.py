@@ -71,6 +71,15 @@ def test_a_reset_picks_level_and_problem() -> None:
         for wrong in ({"level": "nowhere"}, {"task": "nothing"}):
             with pytest.raises(RuntimeError, match=r"no (level|task) named"):
                 client.reset(**wrong)
+        for wrong, why in (
+            ({"index": -1}, "index -1 must be 0 to"),
+            ({"index": 10**6}, "must be 0 to"),
+            ({"index": "0"}, "must be 0 to"),
+            ({"task": 5}, "no task named"),
+            ({"task": tasks[5].id, "index": 5}, "not both"),
+        ):
+            with pytest.raises(RuntimeError, match=why):
+                client.reset(level="pickup", **wrong)
         import httpx2
 
         assert [split["name"] for split in httpx2.get(f"{url}/taxi/splits").json()] == ["pickup", "dropoff", "full"]

@@ -143,18 +143,22 @@ class Service:
         """A problem at `level`: the one with id `task`, or at `index`, or else one that the seed
         draws.
 
-        Raises ConfigError for an unknown level or task.
+        Raises ConfigError for an unknown level, task or index, and for both of these.
         """
         if level not in self.tasks:
             raise unknown_name("level", level, self.tasks)
         problems = self.tasks[level]
+        if task is not None and index is not None:
+            raise ConfigError("name a task or an index, not both")
         if task is not None:
             ids = [problem.id for problem in problems]
             if task not in ids:
-                raise unknown_name("task", task, ids)
-            index = ids.index(task)
+                raise unknown_name("task", str(task), ids)
+            return problems[ids.index(task)]
         if index is None:
             return generator(seed, "problem").choice(problems)
+        if type(index) is not int or not 0 <= index < len(problems):
+            raise ConfigError(f"index {index!r:.80} must be 0 to {len(problems) - 1}")
         return problems[index]
 
 
@@ -210,6 +214,8 @@ class Session(Environment):  # type: ignore[misc, unused-ignore]
         # 1. What takes no step
         if isinstance(action, ListToolsAction):
             return self._list_tools()
+        if self.env is None:
+            raise ConfigError("step before reset; call reset first")
         if self.over:
             return self._answer(action, {"text": "The episode is over."}, done=True, reward=0.0)
 
