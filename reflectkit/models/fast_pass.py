@@ -26,8 +26,6 @@ all pairs of them for the backward pass.
 """
 SHORT_COMPILED = 512
 """The same for compiled layers."""
-COMPILER_VARIABLE = "CXX"
-"""The environment variable that names the C++ compiler, for torch as elsewhere."""
 TURNED_OFF = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 """torch's own environment variables against compiling, which are then "1"."""
 
@@ -70,7 +68,9 @@ def fast_pass(
 
 
 def compile_notice(model: Any) -> str:
-    """A line for a model whose layers are about to be compiled; "" for others."""
+    """A line for a model whose layers are about to be compiled; "" for others. Not for one whose
+    backward pass recomputes activations.
+    """
     if not compiles(trunk_of(model)):
         return ""
     return (
@@ -114,7 +114,7 @@ def _is_half_on_cpu(model: Any) -> bool:
 def can_compile() -> bool:
     """Whether compiling helps and is possible here: a CPU with AMX, and a C++ compiler."""
     is_on = not any(os.environ.get(name) == "1" for name in TURNED_OFF)
-    compiler = os.environ.get(COMPILER_VARIABLE, "g++")
+    compiler = os.environ.get("CXX", "g++")
     return is_on and has_matrix_unit() and shutil.which(compiler) is not None
 
 

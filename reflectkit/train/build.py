@@ -194,9 +194,9 @@ def build_trainer(
     advice = dtype_advice(policy)
     if advice:
         progress.news(advice)
-    if notice := compile_notice(policy.model):
-        progress.news(notice)
     recompute = config.gradient_checkpointing
+    if not recompute and (notice := compile_notice(policy.model)):
+        progress.news(notice)
     max_tokens = config.max_tokens_per_batch or tokens_a_pass(policy.model, recompute=recompute)
     memory: dict[str, Any] = {"max_tokens": max_tokens, "gradient_checkpointing": recompute}
 

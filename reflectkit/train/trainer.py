@@ -267,7 +267,8 @@ class Trainer:
 
     def _check(self, trajectories: Sequence[Trajectory]) -> None:
         """Raises EnvironmentFailure or ConfigError where there is nothing to learn from; reports
-        the first episodes that were aborted or ended early, and the first comments that cannot be distilled.
+        the first episodes that were aborted or ended early, and the first comments that cannot be
+        distilled.
         """
         failed = [each for each in trajectories if each.status is Status.ABORTED]
         engine_failed = any(not trajectory.reason.startswith(UNSCORED) for trajectory in failed)

@@ -117,13 +117,13 @@ def build(
     player = replace(starting_model(run, device), answer=rows.answer)
     if advice := dtype_advice(player):
         progress.news(advice)
-    if notice := compile_notice(player.model):
-        progress.news(notice)
     if player.tokenizer.chat_template:
         plain = "the rows are plain text: from here on, the model's chat template is not used"
         progress.news(plain)
     if config.gradient_checkpointing:
         checkpoint_gradients(player.model)
+    elif notice := compile_notice(player.model):
+        progress.news(notice)
 
     # 3. The rows as tokens; those to train on first, since some may not fit
     encoded = training_rows(run, player, progress)
