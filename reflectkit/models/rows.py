@@ -40,6 +40,7 @@ from reflectkit.models.architecture import (
     takes_positions,
     text_config,
 )
+from reflectkit.models.device import on_device
 from reflectkit.models.fast_pass import fast_pass
 
 SHORTEST_PREFIX = 8  # tokens; a shorter common prefix is not worth a separate pass
@@ -67,7 +68,7 @@ def right_pad(
     for row in rows:
         gap = width - len(row)
         ids.append([*row, *[pad_id] * gap])
-    return torch.tensor(ids, device=device)
+    return on_device(ids, device)
 
 
 def left_pad(
@@ -85,7 +86,7 @@ def left_pad(
         gap = width - len(row)
         ids.append([*[pad_id] * gap, *row])
         mask.append([0] * gap + [1] * len(row))
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+    return on_device(ids, device), on_device(mask, device)
 
 
 def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
@@ -131,8 +132,8 @@ def pass_arguments(
     if not left and not has_gap:
         return {"input_ids": right_pad(stems, pad_id, device)}
     # 2. The step of each new token in its row, negative or too large in padding
-    past_B1 = torch.tensor(pasts, device=device)[:, None]
-    size_B1 = torch.tensor(sizes, device=device)[:, None]
+    past_B1 = on_device(pasts, device)[:, None]
+    size_B1 = on_device(sizes, device)[:, None]
     width = max(sizes)
     step_BT = torch.arange(width, device=device).expand(len(rows), -1)
     if left:
@@ -194,7 +195,7 @@ def _branch_arguments(
 
     # 3. All of them see the past
     pasts = [row.past for row in rows]
-    past_B1 = torch.tensor(pasts, device=device)[:, None]
+    past_B1 = on_device(pasts, device)[:, None]
     past_BP = _past_mask(past_B1, max(pasts))
     width = number_BT.shape[1]
     past_BTP = past_BP[:, None, :].expand(-1, width, -1)
@@ -385,8 +386,8 @@ class _Pool:
 
         # 2. The place of each column, if all prompts are one after another
         device = layers[0][0].device
-        start_B1 = torch.tensor(self.starts, device=device)[:, None]
-        length_B1 = torch.tensor(self.lengths, device=device)[:, None]
+        start_B1 = on_device(self.starts, device)[:, None]
+        length_B1 = on_device(self.lengths, device)[:, None]
         column_W = torch.arange(width, device=device)
         place_BW = column_W + length_B1 - width
         index_BW = start_B1 + place_BW.clamp(min=0)
@@ -586,13 +587,13 @@ class Reading:
         for states_BTD, cells in zip(self.hidden, by_pass, strict=True):
             if not cells:
                 continue
-            cells_N2 = torch.tensor(cells, device=states_BTD.device)
+            cells_N2 = on_device(cells, states_BTD.device)
             line_N, column_N = cells_N2.unbind(dim=1)
             parts.append(states_BTD[line_N, column_N])
         states_ND = torch.cat(parts)
         starts = list(itertools.accumulate(map(len, by_pass), initial=0))
         index = [starts[number] + place for number, place in where]
-        return states_ND[torch.tensor(index, device=states_ND.device)]
+        return states_ND[on_device(index, states_ND.device)]
 
 
 def read(
@@ -661,20 +662,17 @@ def read(
             reading.cells[chunk.row] = (len(reading.hidden), line, column)
         reading.hidden.append(output.last_hidden_state)
 
-        # 5. The states of those whose rows are continued
+        # 5. The states of those whose rows are continued. Without a past, a pass that is kept whole
+        #    is not copied row by row
+        copies = all_states and past > 0
+        lines = _lines(arguments[CACHE], states) if any(cached) else []
         for chunk, prefix, is_cached in zip(chunks, pasts, cached, strict=True):
             if not is_cached:
                 continue
             _, line, column = reading.cells[chunk.row]
             first = column - width  # from the right, where the new columns are
             span = (line, first, first + plan.length(chunk))
-            layers = _row_states(
-                arguments[CACHE],
-                prefix,
-                span,
-                states,
-                copies=all_states,
-            )
+            layers = _row_states(lines, prefix, span, copies)
             row_tokens = tuple(plan.rows[chunk.row])
             reading.prompts[chunk.row] = CachedPrompt(row_tokens, layers)
 
@@ -706,33 +704,48 @@ def _fit_side_by_side(
     return takes_masks(trunk) and takes_positions(trunk)
 
 
+def _lines(cache: Any, states: bool) -> list[tuple[bool, list[tuple[torch.Tensor, ...]]]]:
+    """(whether it has one state after all tokens, its parts by line of the pass) of each layer of
+    the cache of a pass.
+    """
+    layers = []
+    for layer in cache.layers:
+        is_linear = isinstance(layer, LinearAttentionLayer)
+        has_end = states and is_linear
+        if has_end:
+            parts = [layer.conv_states[0], layer.recurrent_states[0]]
+        elif is_linear:
+            parts = [layer.conv_states[0]]
+        else:
+            parts = [layer.keys, layer.values]
+        by_line = [part.unbind() for part in parts if part is not None]
+        layers.append((has_end, list(zip(*by_line, strict=True))))
+    return layers
+
+
 def _row_states(
-    cache: Any,
+    lines: Sequence[tuple[bool, Sequence[tuple[torch.Tensor, ...]]]],
     prefix: Prefix,
     span: tuple[int, int, int],
-    states: bool,
-    *,
     copies: bool,
 ) -> States:
-    """What each layer of the cache of a pass holds of one row: the states of its prefix, then those
-    in `span`: the line of the pass, and the first and the last column, from the right. copies:
-    without the memory of the whole pass.
+    """What each layer of a pass holds of one row: the states of its prefix, then those in `span`.
+
+    lines: see `_lines`. span: the line of the pass, and the first and the last column, from the
+    right. copies: without the memory of the whole pass.
     """
     line, first, last = span
     layers: list[tuple[torch.Tensor, ...]] = []
-    for number, layer in enumerate(cache.layers):
-        is_linear = isinstance(layer, LinearAttentionLayer)
+    for number, (has_end, rows) in enumerate(lines):
         # 1. Linear attention has one state after all tokens
-        if states and is_linear:
-            ends = (layer.conv_states[0], layer.recurrent_states[0])
-            layers.append(tuple(part[line].clone() for part in ends if part is not None))
+        if has_end:
+            layers.append(tuple(part.clone() for part in rows[line]))
             continue
         # 2. Others have one a token, after those of the prefix
-        parts = (layer.conv_states[0],) if is_linear else (layer.keys, layer.values)
         columns = []
-        for place, part in enumerate(parts):
-            end = part.shape[2]
-            column = part[line, :, end + first : end + last]
+        for place, part in enumerate(rows[line]):
+            end = part.shape[1]
+            column = part[:, end + first : end + last]
             if prefix.length:
                 before = prefix.prompt.layers[number][place][:, : prefix.length]
                 column = torch.cat([before, column], dim=1)

@@ -12,6 +12,7 @@ from torch import nn
 
 from reflectkit.errors import refuse
 from reflectkit.models.architecture import trunk_of
+from reflectkit.models.device import on_device
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.rows import right_pad
 from reflectkit.models.tiny import WIDTH
@@ -122,7 +123,7 @@ class Critic(nn.Module):
         input_ids_NT = right_pad(prompts, self.pad_id, device)
         hidden_NTD = trunk(input_ids=input_ids_NT, use_cache=False).last_hidden_state
         ends = [len(prompt) - 1 for prompt in prompts]
-        end_N = torch.tensor(ends, device=device)
+        end_N = on_device(ends, device)
         prompt_N = torch.arange(len(prompts), device=device)
         hidden_ND: torch.Tensor = hidden_NTD[prompt_N, end_N]
         return hidden_ND

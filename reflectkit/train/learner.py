@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from reflectkit.errors import DivergedError, MismatchError, ReflectkitError, out_of_memory
 from reflectkit.eventloop import run_sync
+from reflectkit.models.device import on_device
 from reflectkit.models.load import (
     LoadedModel,
     Reference,
@@ -383,30 +384,29 @@ class PolicyLearner(Learner):
         scored: Scored,
         reference_N: torch.Tensor | None,
         token_weights: Mapping[int, float],
-        fresh_tokens: int,
-    ) -> tuple[torch.Tensor, dict[str, float]]:
-        """A micro-batch's part of the loss and figures of a minibatch.
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """A micro-batch's part of the loss and figures of a minibatch; the figures as `_numbers`
+        takes them. To look at them here would make a GPU wait for what comes next.
 
         Parameters
         ----------
         scored: the N trained tokens of the micro-batch.
         reference_N: their log-probabilities under the starting policy, for a KL penalty.
         token_weights: the weight of a token, by row.
-        fresh_tokens: how many tokens of the minibatch are not replayed.
         """
         # 1. Columns of the trained tokens
         settings = self.settings
         device = scored.logprob_N.device
         places = list(zip(scored.row_N, scored.place_N, strict=True))
-        weight_N = torch.tensor([token_weights[row] for row, _ in places], device=device)
+        weight_N = on_device([token_weights[row] for row, _ in places], device)
         starts, numbers = _decisions(samples, places)
         tokens = losses.TrainedTokens(
             logprob_N=scored.logprob_N,
             old_logprob_N=_column(samples, places, "logprobs", device),
             advantage_N=_column(samples, places, "advantages", device),
-            decision_N=torch.tensor(numbers, device=device),
+            decision_N=on_device(numbers, device),
             decisions=len(starts),
-            replayed_N=torch.tensor([samples[row].replayed for row, _ in places], device=device),
+            replayed_N=on_device([samples[row].replayed for row, _ in places], device),
             clip=settings.clip,
             is_cap=settings.is_cap,
             clip_high=settings.clip_high,
@@ -414,18 +414,18 @@ class PolicyLearner(Learner):
 
         # 2. The algorithm's loss of each token, without those that are masked
         loss_N = settings.loss(tokens)
-        figures: dict[str, float] = {}
+        figures: dict[str, torch.Tensor] = {}
         if settings.mask != "none":
             counts_N = self._unmasked(tokens, scored.row_N)
             loss_N = loss_N.where(counts_N, 0.0)
-            figures["masked"] = float((weight_N * ~counts_N).sum())
+            figures["masked"] = (weight_N * ~counts_N).sum()
 
         # 3. Their weighted mean, less the entropy bonus
         policy_loss = (loss_N * weight_N).sum()
         mean_entropy = (scored.entropy_N * weight_N).sum()
         loss = policy_loss - self.entropy_rate * settings.entropy * mean_entropy
-        figures["loss"] = float(policy_loss.detach())
-        figures["entropy"] = float(mean_entropy.detach())
+        figures["loss"] = policy_loss.detach()
+        figures["entropy"] = mean_entropy.detach()
 
         # 4. The divergence from the start: an expectation over the current policy, so without
         #    replayed tokens
@@ -435,7 +435,7 @@ class PolicyLearner(Learner):
             )
             distance = (distance_N * weight_N).masked_fill(tokens.replayed_N, 0.0).sum()
             loss = loss + settings.kl * distance
-            figures["kl_to_start"] = float(distance.detach())
+            figures["kl_to_start"] = distance.detach()
 
         # 5. The critic's loss
         if self.critic is not None:
@@ -447,15 +447,16 @@ class PolicyLearner(Learner):
                 self.critic, samples, decision_places, hidden_DH, weight_D
             )
             loss = loss + critic_loss
-            figures["value_loss"] = float(critic_loss.detach())
+            figures["value_loss"] = critic_loss.detach()
 
         # 6. How far the policy is from its sampler
-        return loss, figures | self._sampler_figures(tokens, fresh_tokens)
+        fresh = [number for number, (row, _) in enumerate(places) if not samples[row].replayed]
+        return loss, figures | self._sampler_figures(tokens, fresh)
 
     def _unmasked(self, tokens: losses.TrainedTokens, rows: Sequence[int]) -> torch.Tensor:
         """Whether each of N tokens is close enough to its sampler to count. rows: of the tokens."""
         number_of = {row: number for number, row in enumerate(dict.fromkeys(rows))}
-        row_N = torch.tensor([number_of[row] for row in rows], device=tokens.logprob_N.device)
+        row_N = on_device([number_of[row] for row in rows], tokens.logprob_N.device)
         return losses.on_policy_enough(
             tokens.logprob_N - tokens.old_logprob_N,
             tokens.advantage_N,
@@ -491,23 +492,34 @@ class PolicyLearner(Learner):
     def _sampler_figures(
         self,
         tokens: losses.TrainedTokens,
-        fresh_tokens: int,
-    ) -> dict[str, float]:
+        fresh: Sequence[int],
+    ) -> dict[str, torch.Tensor]:
         """How far the policy is from its sampler, by tokens that are not replayed. Keeps their
         changes for `_compare`, if it is due.
 
-        fresh_tokens: how many there are in the minibatch.
+        fresh: the numbers of these tokens.
         """
-        fresh_N = ~tokens.replayed_N
-        change_N = (tokens.logprob_N - tokens.old_logprob_N)[fresh_N]
+        change_N = tokens.logprob_N - tokens.old_logprob_N
+        decision_N = tokens.decision_N
+        if len(fresh) < len(change_N):
+            fresh_F = on_device(fresh, change_N.device).long()
+            change_N, decision_N = change_N[fresh_F], decision_N[fresh_F]
         if self._changes is not None:
-            _, lengths_D = torch.unique_consecutive(tokens.decision_N[fresh_N], return_counts=True)
+            _, lengths_D = torch.unique_consecutive(decision_N, return_counts=True)
             self._changes.append((change_N.clone(), lengths_D.tolist()))
-        distance = float((torch.exp(change_N) - 1 - change_N).sum())
         return {
-            "kl": distance / max(1, fresh_tokens),
-            "ratio_deviation": float(change_N.abs().max()) if len(change_N) else 0.0,
+            "kl": (torch.exp(change_N) - 1 - change_N).sum(),
+            "ratio_deviation": change_N.abs().max() if fresh else change_N.new_zeros(()),
         }
+
+    @staticmethod
+    def _numbers(figures: Mapping[str, torch.Tensor], fresh_tokens: int) -> dict[str, float]:
+        """The figures of `_loss`. fresh_tokens: how many tokens of the minibatch are not replayed,
+        over which "kl" is a mean.
+        """
+        numbers = {name: float(value) for name, value in figures.items()}
+        numbers["kl"] /= max(1, fresh_tokens)
+        return numbers
 
     def _token_weights(self, counts: Mapping[int, int]) -> dict[int, float]:
         """The weight of a token in each row, in a mean over all tokens or over rows.
@@ -645,7 +657,7 @@ class LocalLearner(PolicyLearner):
             tokens = [unit.tokens for unit in micro]
             input_ids_BT = right_pad(tokens, self.player.pad_id, device)
             row_B = torch.arange(len(micro), device=device)
-            end_B = torch.tensor([len(row) - 1 for row in tokens], device=device)
+            end_B = on_device([len(row) - 1 for row in tokens], device)
             label_B1 = torch.zeros(len(micro), 1, dtype=torch.long, device=device)
             hidden_BD, _ = self.scorer(input_ids_BT, row_B, end_B, label_B1)
 
@@ -832,7 +844,7 @@ class LocalLearner(PolicyLearner):
             names.append("masked")
         if self.teacher is not None:
             names.append("divergence")
-        figures = dict.fromkeys(names, 0.0)
+        found: list[tuple[float, dict[str, torch.Tensor]]] = []
 
         # 3. Micro-batch by micro-batch: score, loss, gradients
         try:
@@ -843,18 +855,13 @@ class LocalLearner(PolicyLearner):
                     with torch.no_grad(), self.reference.model() as start:
                         scorer = self.scorer if start is self.player.model else start
                         reference_N = self._score(scorer, samples, micro).logprob_N
-                loss, micro_figures = self._loss(
-                    samples, scored, reference_N, token_weights, fresh_tokens
-                )
+                loss, micro_figures = self._loss(samples, scored, reference_N, token_weights)
                 if self.teacher is not None:
                     distance = self._divergence(self.teacher, samples, scored, comment_weights)
                     loss = loss + self.settings.distill * distance
-                    micro_figures["divergence"] = float(distance.detach())
+                    micro_figures["divergence"] = distance.detach()
                 (loss * weight * self.optimizer.loss_scale).backward()
-                deviation = max(figures["ratio_deviation"], micro_figures["ratio_deviation"])
-                for name in names:
-                    figures[name] += weight * micro_figures.get(name, 0.0)
-                figures["ratio_deviation"] = deviation
+                found.append((weight, micro_figures))
             for parameter in self.critic_weights:
                 if parameter.grad is not None:
                     parameter.grad /= self.optimizer.loss_scale
@@ -868,6 +875,15 @@ class LocalLearner(PolicyLearner):
                     "out of memory; run the same command again with a lower --max-tokens-per-batch"
                 ) from None
             return None
+
+        # 5. The figures, now that a GPU has all that it has to do
+        figures = dict.fromkeys(names, 0.0)
+        for weight, micro_figures in found:
+            values = self._numbers(micro_figures, fresh_tokens)
+            deviation = max(figures["ratio_deviation"], values["ratio_deviation"])
+            for name in names:
+                figures[name] += weight * values.get(name, 0.0)
+            figures["ratio_deviation"] = deviation
         return figures
 
     def _divergence(
@@ -920,7 +936,7 @@ class LocalLearner(PolicyLearner):
         # 4. The weighted mean
         student_NK = scored.logprobs_NK[index]
         divergence_N = losses.divergence(student_NK, teacher_NK, self.settings.divergence)
-        weight_N = torch.tensor(weights, device=divergence_N.device)
+        weight_N = on_device(weights, divergence_N.device)
         return (divergence_N * weight_N).sum()
 
     def _score(
@@ -1011,7 +1027,7 @@ def _column(
 ) -> torch.Tensor:
     """The numbers called `name` of N tokens, which are at these (row, place) pairs."""
     values = [getattr(samples[row], name)[place] for row, place in places]
-    return torch.tensor(values, device=device)
+    return on_device(values, device)
 
 
 def _decisions(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from reflectkit.models.architecture import trunk_of
+from reflectkit.models.device import on_device
 from reflectkit.models.fast_pass import compiles
 from reflectkit.models.labels import LabelPath, trie
 from reflectkit.models.rows import Chunk, plan_tree, shared_length
@@ -360,8 +361,8 @@ def scored_choices(
             place_N.append(start)
             units_of_rows.append(number)
             actions.append(sample.choices.index(sample.tokens[start:]))
-    unit_N = torch.tensor(units_of_rows, device=logprobs_UK.device)
-    action_N = torch.tensor(actions, device=logprobs_UK.device)
+    unit_N = on_device(units_of_rows, logprobs_UK.device)
+    action_N = on_device(actions, logprobs_UK.device)
 
     # 2. Log-probabilities before entropies: gradients are summed in this order
     logprob_N = logprobs_UK[unit_N, action_N]

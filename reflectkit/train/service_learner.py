@@ -231,7 +231,8 @@ class ServiceLearner(PolicyLearner):
         # 3. The loss, and its slope at each log-probability
         leaves = [torch.tensor(values, requires_grad=True) for values in logprobs]
         scored = scored_rows(samples, minibatch, leaves, temperature)
-        loss, figures = self._loss(samples, scored, reference_N, token_weights, fresh_tokens)
+        loss, tensors = self._loss(samples, scored, reference_N, token_weights)
+        figures = self._numbers(tensors, fresh_tokens)
         loss.backward()
         slopes = []
         for leaf in leaves:
@@ -325,7 +326,8 @@ class ServiceLearner(PolicyLearner):
         # 3. Our figures of the same tokens, then the step
         logprobs = [torch.tensor(values) for values in answer]
         scored = scored_rows(samples, minibatch, logprobs, settings.temperature)
-        _, figures = self._loss(samples, scored, None, token_weights, fresh_tokens)
+        _, tensors = self._loss(samples, scored, None, token_weights)
+        figures = self._numbers(tensors, fresh_tokens)
         if self._changes is not None:
             self._compare(self._changes)
             self._changes = None
