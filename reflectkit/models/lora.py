@@ -11,6 +11,7 @@ Shapes: N tokens, I inputs, O outputs, R the rank.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,15 +33,33 @@ def join_products(model: Any) -> None:
             layer.__class__ = BFloat16Linear
 
 
+def roundings(model: Any) -> list[torch.Tensor]:
+    """The matrices in bfloat16 that passes without gradients multiply by, made anew where an adapter
+    has changed.
+
+    Passes that are compiled or recorded cannot look whether it has: they need this before them. A
+    matrix stays in its place in memory, as long as its shape is the same.
+    """
+    matrices: list[torch.Tensor] = []
+    for layer in model.modules():
+        if isinstance(layer, BFloat16Linear):
+            matrices.extend(layer.rounding())
+    return matrices
+
+
+@dataclass
+class _Rounding:
+    """An adapter's matrices in bfloat16, see `_rounded`."""
+
+    matrices: tuple[torch.Tensor, ...] = ()
+    state: tuple[Any, ...] = ()
+    """What they were made of: the scale, and the place and version of each matrix."""
+    sources: tuple[torch.Tensor, ...] = ()
+    """These matrices, so that no other ones can come to lie in their place."""
+
+
 class BFloat16Linear(PeftLinear):
     """peft's LoRA layer, on a linear layer in bfloat16."""
-
-    _state: tuple[Any, ...] = ()
-    """What the rounding was made of: the scale, and the place and version of each matrix."""
-    _memory: tuple[torch.Tensor, ...] = ()
-    """The matrices as they were, so that no other ones can come to lie in their place."""
-    _rounding: tuple[torch.Tensor, torch.Tensor]
-    """The matrices in bfloat16, see `_rounded`."""
 
     @override
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -65,24 +84,44 @@ class BFloat16Linear(PeftLinear):
                 inputs_NI, base.weight, base.bias, down_RI, up_OR, scale
             )
         else:
-            down, up = self._kept_rounding(down_RI, up_OR, scale)
+            down, up = self._kept(name).matrices if _is_recorded(x) else self.rounding()
             outputs_NO = linear(inputs_NI, base.weight, base.bias)
             outputs_NO.addmm_(inputs_NI @ down.T, up.T)
         return outputs_NO.view(*x.shape[:-1], -1)
 
-    def _kept_rounding(
-        self, down_RI: torch.Tensor, up_OR: torch.Tensor, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`_rounded` of the adapter. It is kept until the adapter changes: a pass over one token,
-        as in decoding, would spend a fifth of its time on it.
+    def rounding(self) -> tuple[torch.Tensor, ...]:
+        """`_rounded` of the adapter; nothing if there is none that is plain. It is kept until the
+        adapter changes: a pass over one token, as in decoding, would spend a fifth of its time on
+        it.
         """
-        matrices = (down_RI, up_OR)
-        state = (scale, *((matrix.data_ptr(), matrix._version) for matrix in matrices))
-        if self._state != state:
-            self._state = state
-            self._memory = tuple(matrix.detach() for matrix in matrices)
-            self._rounding = _rounded(down_RI, up_OR, scale)
-        return self._rounding
+        # 1. Whether the adapter is as it was
+        name = self._plain_adapter()
+        if not name:
+            return ()
+        kept = self._kept(name)
+        scale = self.scaling[name]
+        down_RI = self.lora_A[name].weight
+        up_OR = self.lora_B[name].weight
+        sources = (down_RI, up_OR)
+        state = (scale, *((matrix.data_ptr(), matrix._version) for matrix in sources))
+        if kept.state == state:
+            return kept.matrices
+        kept.state = state
+        kept.sources = tuple(matrix.detach() for matrix in sources)
+        # 2. Otherwise it is rounded, into the same memory if that has room
+        new = _rounded(down_RI.detach(), up_OR.detach(), scale)
+        places = [(matrix.shape, matrix.device) for matrix in kept.matrices]
+        if places == [(matrix.shape, matrix.device) for matrix in new]:
+            for old, matrix in zip(kept.matrices, new, strict=True):
+                old.copy_(matrix)
+        else:
+            kept.matrices = new
+        return kept.matrices
+
+    def _kept(self, name: str) -> _Rounding:
+        """What is kept of the adapter `name`."""
+        kept: dict[str, _Rounding] = self.__dict__.setdefault("_roundings", {})
+        return kept.setdefault(name, _Rounding())
 
     def _plain_adapter(self) -> str:
         """The name of the adapter, if it is the only one that is active, and is neither merged nor
@@ -98,6 +137,13 @@ class BFloat16Linear(PeftLinear):
         drops = isinstance(dropout, nn.Dropout) and self.training
         has_bias = self.lora_B[name].bias is not None
         return "" if drops or has_bias else name
+
+
+def _is_recorded(inputs: torch.Tensor) -> bool:
+    """Whether what is done to `inputs` is compiled or recorded, and must not depend on Python."""
+    if torch.compiler.is_compiling():
+        return True
+    return inputs.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _rounded(

@@ -31,8 +31,10 @@ from reflectkit.models.architecture import (
     trunk_of,
     unwrapped,
 )
+from reflectkit.models.device import on_device
 from reflectkit.models.fast_pass import fast_pass
 from reflectkit.models.labels import LabelPath, Trie, on_paths, separate_labels, trie
+from reflectkit.models.recording import may_record, recorded_hidden
 from reflectkit.models.rows import (
     Plan,
     Row,
@@ -90,9 +92,11 @@ class Scorer(nn.Module):
         if has_plain_head(self.model):
             trunk = trunk_of(self.model)
             arguments["input_ids"] = input_ids_BT
-            with fast_pass(trunk, arguments):
-                output = trunk(**arguments, use_cache=False)
-            hidden_ND = output.last_hidden_state[row_N, place_N]
+            hidden_BTD = recorded_hidden(trunk, arguments)
+            if hidden_BTD is None:
+                with fast_pass(trunk, arguments):
+                    hidden_BTD = trunk(**arguments, use_cache=False).last_hidden_state
+            hidden_ND = hidden_BTD[row_N, place_N]
             return hidden_ND, head_logits(self.model, hidden_ND, label_ids_NK)
 
         # 2. A model that changes its logits after the head computes them itself, at the different
@@ -184,7 +188,7 @@ def choice_logprobs(
     sizes = [len(tree.nodes) for tree in tries]
     roots = list(itertools.accumulate(sizes, initial=0))[:-1]
     logprobs_BK = along_paths(logprobs_NC, tries, roots)
-    root_B = torch.tensor(roots, device=device)
+    root_B = on_device(roots, device)
     return logprobs_BK, hidden_ND[root_B]
 
 
@@ -198,8 +202,8 @@ def _padded(
     for tokens in children:
         padding = [tokens[0]] * (width - len(tokens))
         rows.append([*tokens, *padding])
-    children_NC = torch.tensor(rows, device=device)
-    count_N1 = torch.tensor([[len(tokens)] for tokens in children], device=device)
+    children_NC = on_device(rows, device)
+    count_N1 = on_device([[len(tokens)] for tokens in children], device)
     legal_NC = torch.arange(width, device=device) < count_N1
     return children_NC, legal_NC
 
@@ -222,8 +226,8 @@ def _plan(
         most_rows = max(PASS_ROWS, prompt_count) if is_sampling else None
         return plan_tree(rows, most=most_rows)
 
-    # 2. First the common beginning of all rows
-    if not is_sampling or is_scorer(model):
+    # 2. First the common beginning of all rows, unless one pass is a recording
+    if not is_sampling or is_scorer(model) or may_record(trunk_of(bare)):
         return None
     if has_plain_head(bare) and attends_to_all(bare):
         return plan_common_prefix(rows)
@@ -242,7 +246,7 @@ def _score_rows(
     device = next(model.parameters()).device
     arguments = pass_arguments(rows, pad_id, device)
     input_ids_BT = arguments.pop("input_ids")
-    row_N, place_N = torch.tensor(nodes, device=device).unbind(dim=1)
+    row_N, place_N = on_device(nodes, device).unbind(dim=1)
 
     # 2. The pass
     scorer = model if is_scorer(model) else Scorer(model)
@@ -341,7 +345,7 @@ def _score_parts(
         tries = [parts[number][1] for number in numbers]
         rows, nodes = _rows_and_nodes(prompts, tries, together)
         ends = [node.children for tree in tries for node in tree.nodes]
-        end_N1 = torch.tensor(ends, device=device)
+        end_N1 = on_device(ends, device)
         hidden_ND, logits_N1 = _score_rows(model, rows, nodes, end_N1, pad_id)
 
         # 3. Its parts. The root is the end of the prompt; each other node is the end of a label
@@ -418,7 +422,7 @@ def token_logprobs(
     # 1. The marked tokens, and the places before them
     device = next(model.parameters()).device
     tokens, places = _marked(rows, masks)
-    tokens_N1 = torch.tensor(tokens, device=device)
+    tokens_N1 = on_device(tokens, device)
     count = len(places)
 
     # 2. The hidden states there, and their logits if all fit into memory at once
@@ -446,7 +450,7 @@ def token_logprobs(
         logits_NV = logits_NV / temperature
     logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
     logprob_N = logprobs_NV.gather(1, tokens_N1).squeeze(1)
-    entropy_N = entropy(logprobs_NV)
+    entropy_N = entropy(logprobs_NV, finite=True)
     distributions = logprobs_NV if whole else none_NV.float()
     return logprob_N, entropy_N, hidden_ND, distributions
 
@@ -488,7 +492,7 @@ def _hidden(
     arguments = {"input_ids": right_pad(rows, pad_id, device)}
     with fast_pass(trunk, arguments):
         output = trunk(**arguments, use_cache=False)
-    row_N, place_N = torch.tensor(places, device=device).unbind(dim=1)
+    row_N, place_N = on_device(places, device).unbind(dim=1)
     return output.last_hidden_state[row_N, place_N]
 
 
@@ -586,20 +590,24 @@ class _Entropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logprobs_BK: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, logprobs_BK: torch.Tensor, finite: bool) -> torch.Tensor:
         ctx.save_for_backward(logprobs_BK)
-        terms_BK = logprobs_BK.exp().mul_(_finite(logprobs_BK))
+        ctx.finite = finite
+        terms_BK = logprobs_BK.exp().mul_(logprobs_BK if finite else _finite(logprobs_BK))
         return -terms_BK.sum(dim=-1)
 
     @staticmethod
-    def backward(ctx: Any, gradient_B: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, gradient_B: torch.Tensor) -> tuple[torch.Tensor, None]:
         (logprobs_BK,) = ctx.saved_tensors
         # -gradient · p · (log p + 1), in the memory of its two terms
         share_BK = logprobs_BK.exp()
         factor_B1 = -gradient_B[..., None]
-        first_BK = _finite(logprobs_BK).mul_(factor_B1).mul_(share_BK)
+        if ctx.finite:
+            first_BK = (logprobs_BK * factor_B1).mul_(share_BK)
+        else:
+            first_BK = _finite(logprobs_BK).mul_(factor_B1).mul_(share_BK)
         second_BK = share_BK.mul_(factor_B1)
-        return first_BK.add_(second_BK)
+        return first_BK.add_(second_BK), None
 
 
 def _finite(logprobs_BK: torch.Tensor) -> torch.Tensor:
@@ -607,11 +615,11 @@ def _finite(logprobs_BK: torch.Tensor) -> torch.Tensor:
     return logprobs_BK.masked_fill(logprobs_BK.isinf(), 0.0)
 
 
-def entropy(logprobs_BK: torch.Tensor) -> torch.Tensor:
+def entropy(logprobs_BK: torch.Tensor, *, finite: bool = False) -> torch.Tensor:
     """The entropy of each row's distribution in nats (B). Entries of -inf are not legal, and do not
-    count.
+    count. finite: there are none, which saves passes over them.
     """
-    return _Entropy.apply(logprobs_BK)
+    return _Entropy.apply(logprobs_BK, finite)
 
 
 def is_scorer(model: Any) -> bool:
@@ -700,16 +708,17 @@ def along_paths(
     zero_index = logprobs_NC.numel()
     most_labels = max(len(tree.steps) for tree in tries)
     most_steps = max(len(path) for tree in tries for path in tree.steps)
-    shape = (len(tries), most_labels, most_steps)
-    index_BKS = torch.full(shape, zero_index)
-    for row, (root, tree) in enumerate(zip(roots, tries, strict=True)):
-        for label, path in enumerate(tree.steps):
+    rows = []
+    for root, tree in zip(roots, tries, strict=True):
+        paths = []
+        for path in tree.steps:
             index = [(root + node) * width + child for node, child in path]
-            index_BKS[row, label, : len(path)] = torch.tensor(index)
+            paths.append(index + [zero_index] * (most_steps - len(path)))
+        rows.append(paths + [[zero_index] * most_steps] * (most_labels - len(paths)))
 
     # 2. The sums; a label without a path is not legal
     flat = torch.cat([logprobs_NC.flatten(), logprobs_NC.new_zeros(1)])
-    index_BKS = index_BKS.to(flat.device)
+    index_BKS = on_device(rows, flat.device)
     logprobs_BK = flat[index_BKS].sum(dim=-1)
     is_missing_BK = index_BKS[..., 0] == zero_index
     return logprobs_BK.masked_fill(is_missing_BK, float("-inf"))
