@@ -32,6 +32,7 @@ from reflectkit.models.architecture import (
     text_config,
     trunk_of,
 )
+from reflectkit.models.device import on_device
 from reflectkit.models.rows import (
     SHORTEST_PREFIX,
     CachedPrompt,
@@ -45,6 +46,7 @@ from reflectkit.models.rows import (
 )
 from reflectkit.models.scoring import head_logits
 from reflectkit.sampling.base import EVERYTHING, Truncation, truncated_rows
+from reflectkit.sampling.slots import Slots, pool_of
 from reflectkit.seeding import uniform
 
 LONG = 128  # tokens; keeping a shorter prompt costs more than reading it again
@@ -283,9 +285,20 @@ def decode(
     elif prefix_cache is None:
         prefix_cache = PrefixCache()
     reader = _Reader(model, pad_id, prefix_cache)
-
-    # 2. Rounds: drop rows, read new prompts, or write one more token of each row
     waiting = deque(index for index, limit in enumerate(limits) if limit > 0)
+
+    # 2. On a GPU in slots, where the model can
+    pool = pool_of(model) if waiting else None
+    if pool is not None:
+        with pool.lock:
+            most = max(len(prompts[place]) + limits[place] for place in waiting)
+            slots = pool.take(model, min(width, len(waiting)), most)
+            if slots is not None:
+                decoder = _SlotDecoder(slots, reader, writer, prompts, waiting, width)
+                pool.steps += decoder.run()
+                return writer.texts
+
+    # 3. Rounds: drop rows, read new prompts, or write one more token of each row
     rows: _Rows | None = None
     while rows is not None or waiting:
         if rows is not None and rows.movable and rows.are_mostly_closed:
@@ -321,42 +334,54 @@ class _Writer:
         """Add a token to each open row and close those that it ends; closed rows keep their
         position.
         """
-        # 1. The tokens, drawn or likeliest
-        logprobs_BV = torch.log_softmax(logits_BV.float() / (self.temperature or 1.0), dim=-1)
-        if self.temperature > 0:
-            if self.truncation:
-                logprobs_BV = truncated_rows(logprobs_BV, self.truncation)
-            rows.last_B1 = sample_tokens(logprobs_BV, self._draws(rows))[:, None]
-        else:
-            rows.last_B1 = logprobs_BV.argmax(dim=-1, keepdim=True)
+        # 1. The tokens; a closed row draws at 0
+        draws = [0.0] * len(rows.places)
+        for row in rows.open:
+            place = rows.places[row]
+            draws[row] = self.draw(place, len(self.texts[place].token_ids))
+        rows.last_B1, logprobs_B1 = self.choose(logits_BV, draws)
 
         # 2. Positions move on in open rows alone: a full context has no position after its last
-        open_rows = torch.tensor(rows.open, device=logprobs_BV.device)
+        open_rows = on_device(rows.open, logits_BV.device)
         steps = torch.ones_like(rows.last_B1[: len(rows.open)])
         rows.positions_B1 = rows.positions_B1.index_add(0, open_rows, steps)
 
         # 3. What is written, and which rows end
         tokens = rows.last_B1[:, 0].tolist()
-        logprobs = logprobs_BV.gather(1, rows.last_B1)[:, 0].tolist()
+        logprobs = logprobs_B1[:, 0].tolist()
         still_open = []
         for row in rows.open:
-            place = rows.places[row]
-            text = self.texts[place]
-            text.token_ids.append(tokens[row])
-            text.logprobs.append(logprobs[row])
-            has_room = len(text.token_ids) < self.limits[place]
-            if has_room and tokens[row] not in self.stop_ids:
+            if self.add(rows.places[row], tokens[row], logprobs[row]):
                 still_open.append(row)
         rows.open = still_open
 
-    def _draws(self, rows: _Rows) -> list[float]:
-        """A number from 0 to 1 for each row, by its seed; 0 for a closed one."""
-        draws = [0.0] * len(rows.places)
-        for row in rows.open:
-            place = rows.places[row]
-            number = len(self.texts[place].token_ids)
-            draws[row] = uniform(self.seeds[place], "token", number)
-        return draws
+    def choose(
+        self,
+        logits_BV: torch.Tensor,
+        draws: Sequence[float],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(a token of each row (B, 1), its log-probability): the one at the row's draw, or the
+        likeliest.
+        """
+        logprobs_BV = torch.log_softmax(logits_BV.float() / (self.temperature or 1.0), dim=-1)
+        if self.temperature > 0:
+            if self.truncation:
+                logprobs_BV = truncated_rows(logprobs_BV, self.truncation)
+            tokens_B1 = sample_tokens(logprobs_BV, draws)[:, None]
+        else:
+            tokens_B1 = logprobs_BV.argmax(dim=-1, keepdim=True)
+        return tokens_B1, logprobs_BV.gather(1, tokens_B1)
+
+    def draw(self, place: int, number: int) -> float:
+        """From 0 to 1, by the seed of the text at `place`, for its token of that number."""
+        return uniform(self.seeds[place], "token", number) if self.temperature > 0 else 0.0
+
+    def add(self, place: int, token: int, logprob: float) -> bool:
+        """Add a token to the text at `place`; whether it goes on."""
+        text = self.texts[place]
+        text.token_ids.append(token)
+        text.logprobs.append(logprob)
+        return len(text.token_ids) < self.limits[place] and token not in self.stop_ids
 
 
 @dataclass
@@ -388,7 +413,7 @@ class _Rows:
         """Drop finished rows, and columns that are padding in all the others."""
         if not self.open:
             return
-        rows_B = torch.tensor(self.open, device=self.mask_BT.device)
+        rows_B = on_device(self.open, self.mask_BT.device)
         mask_BT = self.mask_BT[rows_B]
         # Columns before the longest row's first token
         padding = int(mask_BT.any(dim=0).int().argmax())
@@ -483,6 +508,132 @@ class _Reader:
         return getattr(output, CACHE), output.logits[:, -1]
 
 
+@dataclass
+class _Written:
+    """Tokens that a GPU is about to write, and copies to the host's memory.
+
+    entries: (their number there, slot, place of the text). copied: passed when they are there.
+    """
+
+    entries: list[tuple[int, int, int]]
+    tokens: torch.Tensor
+    logprobs: torch.Tensor
+    copied: Any
+
+
+class _SlotDecoder:
+    """Decodes in slots.
+
+    A step is launched before the tokens of the one before are looked at, so that the GPU need not
+    wait for the host. A text that ends there gets one more token, which is thrown away.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        reader: _Reader,
+        writer: _Writer,
+        prompts: Sequence[Sequence[int]],
+        waiting: deque[int],
+        width: int,
+    ) -> None:
+        self.slots, self.reader, self.writer = slots, reader, writer
+        self.prompts, self.waiting = prompts, waiting
+        self.width = min(width, slots.count)
+        self.free = list(range(self.width))
+        self.place_of: dict[int, int] = {}
+        """The text of each slot whose next token is still to be launched."""
+        self.ended: set[int] = set()
+        """The places of texts that a stop token has ended."""
+        self.counts = [0] * len(prompts)
+        """The tokens of each text that were launched."""
+        self.launched: deque[_Written] = deque()
+
+    def run(self) -> int:
+        """Write all texts. Returns the number of steps."""
+        steps = 0
+        while self.waiting or self.place_of or self.launched:
+            has_room = not self.place_of or len(self.free) * CLEAR_AT >= self.width
+            if self.waiting and has_room:
+                while self.launched:
+                    self._look()
+                self._read()
+            elif self.place_of:
+                self._step()
+                steps += 1
+            if self.launched and (len(self.launched) > 1 or not self.place_of):
+                self._look()
+        return steps
+
+    def _read(self) -> None:
+        """Read waiting prompts into free slots, and write their first tokens."""
+        count = min(len(self.free), len(self.waiting))
+        places = [self.waiting.popleft() for _ in range(count)]
+        slots = [self.free.pop() for _ in range(count)]
+        rows, logits_NV = self.reader.read(places, [self.prompts[place] for place in places])
+        self.slots.fill(slots, rows.cache, rows.mask_BT)
+        draws = [self.writer.draw(place, 0) for place in places]
+        tokens_N1, logprobs_N1 = self.writer.choose(logits_NV, draws)
+        self.slots.token_S1[on_device(slots, tokens_N1.device)] = tokens_N1
+        self.place_of.update(zip(slots, places, strict=True))
+        entries = [(number, *entry) for number, entry in enumerate(zip(slots, places, strict=True))]
+        self._launch(entries, tokens_N1, logprobs_N1)
+
+    def _step(self) -> None:
+        """Write a token in each slot with an open text."""
+        draws = [0.0] * self.slots.count
+        for slot, place in self.place_of.items():
+            draws[slot] = self.writer.draw(place, self.counts[place])
+        tokens_S1, logprobs_S1 = self.writer.choose(self.slots.step(), draws)
+        self.slots.token_S1.copy_(tokens_S1)
+        entries = [(slot, slot, place) for slot, place in self.place_of.items()]
+        self._launch(entries, tokens_S1, logprobs_S1)
+
+    def _launch(
+        self,
+        entries: list[tuple[int, int, int]],
+        tokens_B1: torch.Tensor,
+        logprobs_B1: torch.Tensor,
+    ) -> None:
+        """Have the tokens copied; those that are the last of their text free its slot."""
+        tokens, logprobs = _on_host(tokens_B1), _on_host(logprobs_B1)
+        copied = None
+        if tokens_B1.device.type == "cuda":
+            copied = torch.cuda.Event()
+            copied.record()
+        self.launched.append(_Written(entries, tokens, logprobs, copied))
+        for _, slot, place in entries:
+            self.counts[place] += 1
+            if self.counts[place] == self.writer.limits[place]:
+                del self.place_of[slot]
+                self.free.append(slot)
+
+    def _look(self) -> None:
+        """Wait for the oldest tokens that were launched, and add them to their texts."""
+        written = self.launched.popleft()
+        if written.copied is not None:
+            written.copied.synchronize()
+        tokens = written.tokens[:, 0].tolist()
+        logprobs = written.logprobs[:, 0].tolist()
+        for number, slot, place in written.entries:
+            if place in self.ended:
+                continue
+            goes_on = self.writer.add(place, tokens[number], logprobs[number])
+            if not goes_on:
+                self.ended.add(place)
+                if self.place_of.get(slot) == place:
+                    del self.place_of[slot]
+                    self.free.append(slot)
+
+
+def _on_host(values: torch.Tensor) -> torch.Tensor:
+    """A copy in the host's memory, which a GPU fills later."""
+    if values.device.type != "cuda":
+        return values
+    copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return copy.copy_(values, non_blocking=True)
+
+
 def position_ids(attention_mask_BT: torch.Tensor) -> torch.Tensor:
     """Each token's position in its row, from 0; padding is at 0. Without it, left padding would
     shift positions.
@@ -494,7 +645,7 @@ def sample_tokens(logprobs_BV: torch.Tensor, draws: Sequence[float]) -> torch.Te
     """One token per row (B), by inverting the cumulative distribution at the row's draw, 0 ≤ draw <
     1.
     """
+    draws_B1 = on_device(draws, logprobs_BV.device, torch.float64)[:, None]
     upto_BV = logprobs_BV.double().exp().cumsum(dim=-1)
-    draws_B1 = torch.tensor(draws, dtype=torch.float64, device=logprobs_BV.device)[:, None]
     chosen_B1 = torch.searchsorted(upto_BV, draws_B1 * upto_BV[:, -1:], right=True)
     return chosen_B1.squeeze(1).clamp(max=logprobs_BV.shape[1] - 1)
