@@ -11,13 +11,19 @@ import pytest
 import torch
 
 from reflectkit.models import fast_pass
+from reflectkit.models.architecture import trunk_of
 from reflectkit.models.fast_pass import SHORT, SHORT_COMPILED, can_compile
 from reflectkit.models.load import checkpoint_gradients
-from reflectkit.models.lora import join_products
+from reflectkit.models.lora import join_products, roundings
 from reflectkit.models.rows import Row, pass_arguments
+from reflectkit.models.scoring import choice_logprobs
 from tests.models.test_lora import adapted, difference, gradients
 
 CPU = torch.device("cpu")
+BATCHES = [
+    [[*range(1, 20), last, last + 1] for last in (30, 35, 40)],
+    [[1, 2, 3, last, 5, 6, 7, 8] for last in (30, 35, 40, 41)],
+]
 
 
 @pytest.fixture
@@ -28,7 +34,7 @@ def matrix_unit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     can_compile.cache_clear()
     yield
     can_compile.cache_clear()
-    fast_pass._compiled.cache_clear()
+    fast_pass.compiled_forward.cache_clear()
     torch._dynamo.reset()
 
 
@@ -98,12 +104,8 @@ def check_gradients() -> None:
     """
     counts = torch._dynamo.utils.counters
     counts.clear()
-    batches = [
-        [[*range(1, 20), last, last + 1] for last in (30, 35, 40)],
-        [[1, 2, 3, last, 5, 6, 7, 8] for last in (30, 35, 40, 41)],
-    ]
     graphs = []
-    for rows in batches:
+    for rows in BATCHES:
         model, peft = adapted(torch.bfloat16), adapted(torch.bfloat16)
         join_products(model)
         expected = gradients(adapted(torch.bfloat16).float(), rows)
@@ -145,3 +147,71 @@ def test_a_compiler_that_fails_does_no_harm(monkeypatch: pytest.MonkeyPatch, tmp
     join_products(model)
     expected = gradients(adapted(torch.bfloat16).float(), rows)
     assert difference(gradients(model, rows), expected) < 0.02
+
+
+@pytest.mark.slow
+def test_layers_without_gradients_are_traced_whole_and_follow_their_adapters() -> None:
+    """One trace for all layers. Adapters are rounded before it, which is no part of it."""
+    model = adapted(torch.bfloat16).eval()
+    join_products(model)
+    trunk = trunk_of(model)
+    ids = torch.tensor(BATCHES[1])
+    traced = torch.compile(type(trunk.layers[0]).forward, dynamic=True, backend="aot_eager", fullgraph=True)
+    torch._dynamo.utils.counters.clear()
+    for scale in (1.0, 2.0):
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if "lora_B" in name:
+                    weight.mul_(scale)
+            expected = trunk(input_ids=ids, use_cache=False).last_hidden_state
+            roundings(trunk)
+            with fast_pass.compiling(), pytest.MonkeyPatch.context() as patch:
+                for layer in trunk.layers:
+                    patch.setattr(layer, "forward", partial(traced, layer))
+                assert torch.equal(trunk(input_ids=ids, use_cache=False).last_hidden_state, expected)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A GPU on which layers are compiled at once, also those of small models."""
+    monkeypatch.setattr(fast_pass, "LARGE", 0)
+    monkeypatch.setattr(fast_pass, "PASSES_BEFORE", 0)
+    yield
+    fast_pass.compiled_forward.cache_clear()
+    torch._dynamo.reset()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.usefixtures("gpu")
+def test_compiled_layers_on_a_gpu() -> None:
+    """Gradients, and log-probabilities of choices, which have masks, are as exact as without compiling. One compilation
+    is enough for each of: gradients, none, masks.
+    """
+    counts = torch._dynamo.utils.counters
+    counts.clear()
+    graphs = []
+    for rows in BATCHES:
+        models = [adapted(torch.bfloat16).to("cuda") for _ in range(2)]
+        for model in models:
+            join_products(model)
+        exact = adapted(torch.bfloat16).to("cuda").float()
+        labels = [((1, 2), (1, 3, 4), (5, 6))] * len(rows)
+        expected, expected_scores = gradients(exact, rows), choice_logprobs(exact, rows, labels, pad_id=0)[0]
+        found = []
+        for turned_off, model in zip((False, True), models, strict=True):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(fast_pass, "can_compile_for_gpu", lambda off=turned_off: not off)
+                slopes = difference(gradients(model, rows), expected)
+                with torch.no_grad():
+                    scores = choice_logprobs(model, rows, labels, pad_id=0)[0]
+                found.append((slopes, float((scores - expected_scores).abs().max())))
+        graphs.append(counts["stats"]["unique_graphs"])
+        (ours, our_scores), (theirs, their_scores) = found
+        assert ours < max(0.02, 1.5 * theirs)
+        assert our_scores < max(0.03, 1.5 * their_scores)
+    first, second = graphs
+    assert first == second > 0
+    assert not counts["graph_break"]

@@ -150,16 +150,17 @@ class CompletionTrainer(SharingTrainer):
         causal = unwrapped(self.model)
         labels_BT = inputs["labels"]
         vocabulary = causal.get_output_embeddings().weight.shape[0]
+        trunk = trunk_of(causal)
+        fast = fast_pass(trunk, inputs)
         if labels_BT.device.type != "cpu" or vocabulary <= SMALL_VOCABULARY:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            with fast:
+                return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
         # 2. Otherwise a pass whose N hidden states before trained tokens are one row
         next_BT = labels_BT[:, 1:]
         trained_BT = next_BT != NOT_TRAINED
         for_trl = {name: value for name, value in inputs.items() if name != "labels"}
         for_trl["shift_labels"] = next_BT[trained_BT][None]
-        trunk = trunk_of(causal)
-        fast = fast_pass(trunk, inputs)
         with fast, selecting(trunk, lambda hidden_BTD: hidden_BTD[:, :-1][trained_BT]):
             return super().compute_loss(model, for_trl, return_outputs, num_items_in_batch)
 
