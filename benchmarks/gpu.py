@@ -86,7 +86,7 @@ class Part:
     """Its other arguments."""
     needs: tuple[str, ...] = ()
     """Modules without which the part is skipped."""
-    limit_s: float = 90.0
+    limit_s: float = 150.0
     """Most seconds."""
     not_on_cpu: str = ""
     """Why it is skipped on a CPU."""

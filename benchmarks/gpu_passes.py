@@ -15,6 +15,7 @@ from benchmarks.gpu_parts import (
     ENV,
     PROMPTS,
     bare_passes,
+    compile_at_once,
     need_setup,
     reflector_rows,
     row_tokens,
@@ -34,6 +35,7 @@ PEAK_TFLOPS = {"A100": 312.0, "H100": 989.0, "H200": 989.0}
 def decoding(bench: Bench) -> Measured:
     """Continuous decoding of texts of different lengths after AutoExplore's prompts, against the bare cached passes."""
     need_setup(bench)
+    compile_at_once()
     player = load_player(bench.folder / "model", device=bench.device, dtype="bfloat16")
     count, most = (6, 6) if bench.fast else (128, 64)
     rows = reflector_rows(bench)
@@ -155,6 +157,7 @@ def _half_billion(bench: Bench) -> LoadedModel:
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     silence_libraries()
+    compile_at_once()
     shape: dict[str, Any] = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
         "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936,
         "tie_word_embeddings": True}  # fmt: skip

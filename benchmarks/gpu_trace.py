@@ -18,7 +18,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu import Bench, Measured
-from benchmarks.gpu_parts import RANK, need_setup, rlft_settings
+from benchmarks.gpu_parts import RANK, compile_at_once, need_setup, rlft_settings
 from reflectkit.console import Bar, Quiet
 from reflectkit.jsonl import read_jsonl, write_text
 
@@ -39,6 +39,7 @@ def trace(bench: Bench, updates: int) -> Measured:
     from reflectkit.commands import rlft
 
     need_setup(bench)
+    compile_at_once()
     watch = WatchedUpdates(bench.device == "cuda", updates)
     settings = rlft_settings(bench, "trace") | {"max_steps": WARM_UP + updates + 1}
     config = rlft.RLConfig.from_flat(model=str(bench.folder / "model"), answer="text", lora_r=RANK, **settings)
