@@ -1,4 +1,4 @@
-"""Training passes in bfloat16 on a CPU: eager attention and compiled layers, and when each is taken."""
+"""Passes in bfloat16: eager attention on a CPU, compiled layers, and when each is taken."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from reflectkit.models import fast_pass
+from reflectkit.models import fast_pass, scoring
 from reflectkit.models.architecture import trunk_of
 from reflectkit.models.fast_pass import SHORT, SHORT_COMPILED, can_compile
 from reflectkit.models.load import checkpoint_gradients
@@ -147,6 +147,65 @@ def test_a_compiler_that_fails_does_no_harm(monkeypatch: pytest.MonkeyPatch, tmp
     join_products(model)
     expected = gradients(adapted(torch.bfloat16).float(), rows)
     assert difference(gradients(model, rows), expected) < 0.02
+
+
+@pytest.fixture
+def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Models on a CPU are taken for models on a GPU, where small ones are compiled, too, after three passes."""
+    monkeypatch.setattr(fast_pass, "LARGE", 0)
+    monkeypatch.setattr(fast_pass, "PASSES_BEFORE", 3)
+    monkeypatch.setattr(fast_pass, "_passes_of", {})
+    monkeypatch.setattr(fast_pass, "can_compile_for_gpu", lambda: True)
+    half_on = fast_pass._is_half_on
+    monkeypatch.setattr(fast_pass, "_is_half_on", lambda model, device: device == "cuda" and half_on(model, "cpu"))
+    yield
+    fast_pass.compiled_forward.cache_clear()
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("as_on_gpu")
+def test_layers_are_compiled_on_a_gpu_after_some_passes() -> None:
+    half = adapted(torch.bfloat16)
+    batch = [Row([1] * 700)] * 2
+    branches = [Row([1], [[2], [3]])] * 2
+    assert [taken(half, batch) for _ in range(3)] == [("sdpa", 0)] * 3
+    assert taken(half, batch) == ("sdpa", 2)
+    assert taken(half, branches) == ("sdpa", 2)
+    with torch.no_grad():
+        assert taken(half, branches) == ("sdpa", 2)
+    assert taken(half, batch[:1]) == ("sdpa", 0)
+    assert taken(adapted(torch.float32), batch) == ("sdpa", 0)
+    assert fast_pass.compile_notice(half).startswith("after 3 passes on this GPU")
+    checkpoint_gradients(half)
+    assert taken(half, batch) == ("sdpa", 0)
+    with torch.no_grad():
+        assert taken(half, batch) == ("sdpa", 2)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_on_gpu")
+def test_scores_of_layers_that_are_traced_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of texts with gradients, and of choices, whose rows have masks of pairs; one trace for each of both."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(fast_pass, "PASSES_BEFORE", 0)
+    monkeypatch.setattr(scoring, "reads_branches", lambda model: True)
+    torch._dynamo.utils.counters.clear()
+    for rows in BATCHES:
+        labels = [((1, 2), (1, 3, 4), (5, 6))] * len(rows)
+        found = []
+        for is_compiled in (True, False):
+            monkeypatch.setattr(fast_pass, "can_compile_for_gpu", lambda on=is_compiled: on)
+            model = adapted(torch.bfloat16)
+            join_products(model)
+            slopes = gradients(model, rows)
+            with torch.no_grad():
+                scores = choice_logprobs(model, rows, labels, pad_id=0)[0]
+            found.append((slopes, scores))
+        (slopes, scores), (expected_slopes, expected_scores) = found
+        assert difference(slopes, expected_slopes) < 0.01
+        torch.testing.assert_close(scores, expected_scores, atol=0.01, rtol=0)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    assert not torch._dynamo.utils.counters["graph_break"]
 
 
 @pytest.mark.slow
