@@ -7,6 +7,8 @@ Finished rows leave the cache and waiting prompts take their place: iteration-le
 A prompt that begins like one that was read is read only from where it leaves it (`models/rows.py`):
 in a conversation each prompt continues the one before. What was read is cached until the weights
 change. This is exact up to the rounding of sums.
+
+On a GPU, rows are in slots, and a step is a recording (`sampling/slots.py`).
 """
 
 from __future__ import annotations
@@ -508,6 +510,9 @@ class _Reader:
         return getattr(output, CACHE), output.logits[:, -1]
 
 
+# ------------------------------------------------------------------------------- in slots, on a GPU
+
+
 @dataclass
 class _Written:
     """Tokens that a GPU is about to write, and copies to the host's memory.
@@ -632,6 +637,9 @@ def _on_host(values: torch.Tensor) -> torch.Tensor:
         return values
     copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     return copy.copy_(values, non_blocking=True)
+
+
+# --------------------------------------------------------------------------- positions and draws
 
 
 def position_ids(attention_mask_BT: torch.Tensor) -> torch.Tensor:
