@@ -338,6 +338,19 @@ def _communication_error(text: str, processes: int) -> ReflectkitError:
     return ReflectkitError((errors or lines or ["the processes ended without a word"])[-1])
 
 
+def tests(bench: Bench) -> Measured:
+    """The tests that are marked `gpu`: what is recorded or compiled computes the same."""
+    folder = Path(__file__).parents[1]
+    files = [path for path in sorted((folder / "tests").rglob("test_*.py")) if "pytest.mark.gpu" in path.read_text()]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", *map(str, files)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    sys.stdout.write(done.stdout + done.stderr)
+    lines = (done.stdout + done.stderr).strip().splitlines() or ["pytest ended without a word"]
+    if done.returncode:
+        raise ReflectkitError(lines[-1])
+    return Measured(note=f"`pytest -m gpu`: {lines[-1].strip('= ')}")
+
+
 def other_versions(bench: Bench) -> Measured:
     """`benchmarks.versions_check` in the environment of `make versions-check`, whose python VERSIONS_PYTHON names: a
     rollout, an update and SFT with the oldest versions that the package allows.

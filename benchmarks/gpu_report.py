@@ -29,10 +29,20 @@ RECORD, BUILD = ROOT / "research/gpu", ROOT / "build/gpu-report"
 MODEL = ("reflectkit/models", "reflectkit/sampling", "benchmarks")
 LEARNING = (*MODEL, "reflectkit/train", "reflectkit/rollouts", "reflectkit/agents")
 TRL = ("trl", "datasets", "peft")
+TARGETS = ("rlft", "half-billion", "half-billion-lora", "half-billion-decoding")
+"""The parts of `gpu-check` whose speed has a target."""
 PEERS = "benchmarks.gpu_peers:peers"
 FIRST = (
-    Part("trace", "benchmarks.gpu_trace:trace", {"updates": 10}, ("peft",), limit_s=120.0),
-    Part("half-billion-decoding", f"{gpu.PASSES}:half_decoding"),
+    *(part for part in gpu.PARTS if part.name in TARGETS),
+    Part(
+        "tests",
+        f"{gpu.HERE}:tests",
+        needs=("pytest",),
+        limit_s=240.0,
+        not_on_cpu="they need a GPU",
+        shows_memory=False,
+    ),
+    Part("trace", "benchmarks.gpu_trace:trace", {"updates": 10}, ("peft",), limit_s=150.0),
     Part("peers-explore-group", PEERS, {"scene": "explore-group"}, TRL),
     Part("peers-answers", PEERS, {"scene": "answers"}, TRL, limit_s=150.0),
     Part("peers-taxi-group", PEERS, {"scene": "taxi-group"}, TRL),
