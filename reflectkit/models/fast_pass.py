@@ -127,7 +127,7 @@ def has_plain_layers(trunk: Any) -> bool:
     layers = list(getattr(trunk, "layers", ()))
     if len({type(layer) for layer in layers}) != 1 or not attends_to_all(trunk):
         return False
-    for weight in layers[0].parameters():
+    for weight in trunk.layers.parameters():
         is_plain = type(weight.data) is torch.Tensor and weight.is_floating_point()
         if not is_plain or weight.ndim > 2:
             return False

@@ -10,11 +10,14 @@ Shapes: B rows, T tokens of the longest, D numbers of a hidden state.
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,8 +37,12 @@ MULTIPLES = ((256, 32), (1024, 64))
 """Up to so many tokens, their number is a multiple of the second."""
 LONGEST_MULTIPLE = 128
 """The multiple beyond these."""
+WIDEST = 2048
+"""The most tokens of a row of a recorded pass: it makes a mask of all pairs of them."""
 SEEN_BEFORE = 3
 """A pass is recorded after so many of its size: that takes as long as a few passes."""
+Size = tuple[int, int, bool]
+"""Of a recorded pass: rows, tokens of each, and whether it has a mask of pairs."""
 MOST_RECORDINGS = 48
 """Of a model; those that were used least recently are dropped."""
 MEMORY = 8
@@ -45,8 +52,8 @@ MEMORY = 8
 class Recording:
     """What `function` does, a pass without gradients, to be repeated.
 
-    device: other than a GPU, it is done each time. memory: of `torch.cuda.graph_pool_handle`, for
-    recordings that take turns.
+    device: other than a GPU, it is done each time. memory: of `new_memory`, for recordings that
+    take turns. Raises RuntimeError if the pass cannot be recorded.
     """
 
     def __init__(
@@ -59,18 +66,28 @@ class Recording:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.output = torch.empty(0)
         """What `function` returned. It is valid until the next recording is repeated."""
-        if device.type != "cuda":
-            return
-        # A pass before it prepares what kernels keep
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                self._record(device, memory)
+
+    def _record(self, device: torch.device, memory: Any) -> None:
+        # 1. A pass before it prepares what kernels keep
         here = torch.cuda.current_stream(device)
         aside = torch.cuda.Stream(device)
         aside.wait_stream(here)
         with torch.cuda.stream(aside):
-            function()
+            self._function()
         here.wait_stream(aside)
+        # 2. The pass that is recorded. torch stays where it was if that fails
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
-            self.output = function()
+        try:
+            with torch.cuda.graph(graph, memory, aside, capture_error_mode="thread_local"):
+                self.output = self._function()
+        except BaseException:
+            torch.cuda.set_stream(here)
+            with suppress(Exception):
+                torch._C._cuda_endAllocateToPool(here.device_index, memory)
+            raise
         self.graph = graph
 
     def repeat(self) -> torch.Tensor:
@@ -139,13 +156,37 @@ class Weights:
 
 
 def active_adapters(model: nn.Module) -> str:
-    """What adapters a pass of `model` reads, as its first layer with adapters has them; "" without
-    any.
+    """What adapters a pass of `model` reads, as its first layer with adapters and its first module
+    that is trained beside them have it; "" without any.
     """
-    for layer in model.modules():
-        if hasattr(layer, "lora_A"):
-            return f"{layer.active_adapters} {layer.disable_adapters} {layer.merged}"
-    return ""
+    if "peft" not in sys.modules:
+        return ""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    kinds: list[type] = [BaseTunerLayer, AuxiliaryTrainingWrapper]
+    found = []
+    for module in model.modules():
+        for kind in kinds:
+            if isinstance(module, kind):
+                kinds.remove(kind)
+                is_merged = getattr(module, "merged", False)
+                found.append(f"{module.active_adapters} {module.disable_adapters} {is_merged}")
+                break
+        if not kinds:
+            break
+    return " ".join(found)
+
+
+def can_record(trunk: Any) -> bool:
+    """Whether passes of `trunk` are the same launches each time: its layers are plain and attend to
+    all tokens, and what turns positions into angles does not look at them.
+    """
+    config = trunk.config.get_text_config()
+    angles = str(getattr(config, "rope_parameters", "")) + str(getattr(config, "rope_scaling", ""))
+    is_fixed = "dynamic" not in angles and "longrope" not in angles
+    is_plain = takes_positions(trunk) and attends_to_all(trunk) and has_plain_layers(trunk)
+    return is_fixed and is_plain
 
 
 # ------------------------------------------------------------------------------- passes over rows
@@ -189,10 +230,10 @@ def _last_hidden_state(trunk_of: Callable[[], Any], inputs: Mapping[str, Any]) -
 
 
 def _pass_bytes(trunk: Any, rows: int, width: int, masked: bool) -> int:
-    """Of the mask and the output of a recorded pass."""
+    """Of the masks, ours and the model's, and the output of a recorded pass."""
     weight = next(trunk.parameters())
     output = rows * width * trunk.config.get_text_config().hidden_size * weight.dtype.itemsize
-    return output + rows * width * width * masked
+    return output + rows * width * width * (1 + masked)
 
 
 class Recorder:
@@ -200,35 +241,36 @@ class Recorder:
 
     def __init__(self, trunk: Any) -> None:
         self.lock = threading.Lock()
-        self.failed = False
-        """Whether a pass could not be recorded."""
-        self._seen: Counter[tuple[int, int, bool]] = Counter()
+        self._seen: Counter[Size] = Counter()
         self._begin(trunk)
 
     def _begin(self, trunk: Any) -> None:
         """Forget the recordings of other weights."""
-        self._passes: OrderedDict[tuple[int, int, bool], _RecordedPass] = OrderedDict()
+        self._passes: OrderedDict[Size, _RecordedPass] = OrderedDict()
         self._weights = Weights(trunk)
-        self._is_plain = (
-            takes_positions(trunk) and attends_to_all(trunk) and has_plain_layers(trunk)
-        )
+        self._can_record = can_record(trunk)
         self._weight_count = sum(weight.numel() for weight in trunk.parameters())
+        self._most_positions = getattr(trunk.config, "max_position_embeddings", None) or WIDEST
         self._memory = new_memory(next(trunk.parameters()).device)
+
+    def size_of(self, rows: int, width: int, masked: bool) -> Size | None:
+        """The size of the recording for so many rows of so many tokens; None: it is not recorded."""
+        widest = min(WIDEST, self._most_positions)
+        size = (rounded_rows(rows), min(rounded_width(width), widest), masked)
+        work = size[0] * size[1] * self._weight_count
+        is_small = width <= widest and work <= MOST_WORK
+        return size if is_small and self._can_record else None
 
     def read(self, trunk: Any, arguments: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """The last hidden states of the pass, which is recorded once it has recurred; None: it is
         not recorded.
         """
         # 1. Whether this pass can be
-        rows, width = arguments["input_ids"].shape
-        is_masked = "attention_mask" in arguments
-        size = (rounded_rows(rows), rounded_width(width), is_masked)
-        is_small = size[0] * size[1] * self._weight_count <= MOST_WORK
-        if self.failed or not is_small:
-            return None
         if not self._weights.are_in_place():
             self._begin(trunk)
-        if not self._is_plain:
+        rows, width = arguments["input_ids"].shape
+        size = self.size_of(rows, width, "attention_mask" in arguments)
+        if size is None:
             return None
         # 2. It is recorded in the place of those that were used least recently
         if size not in self._passes:
@@ -238,35 +280,44 @@ class Recorder:
             try:
                 self._passes[size] = _RecordedPass(trunk, *size, self._memory)
             except RuntimeError as error:
-                self.failed = True
-                warn_of("scoring", error)
+                stop_recording(f"a pass could not be recorded: {first_line(error)}")
                 return None
         self._passes.move_to_end(size)
         return self._passes[size].read(arguments)
 
-    def _make_room(self, trunk: Any, size: tuple[int, int, bool]) -> bool:
+    def _make_room(self, trunk: Any, size: Size) -> bool:
         """Drop recordings until there is memory for one of `size`; whether that is possible."""
-        most = most_bytes(next(trunk.parameters()).device, MEMORY)
+        memory = Memory.of(next(trunk.parameters()).device)
         new = _pass_bytes(trunk, *size)
+        if not memory.holds(new):
+            return False
         total = sum(recorded.size for recorded in self._passes.values())
-        while self._passes and (len(self._passes) >= MOST_RECORDINGS or total + new > most):
-            _, dropped = self._passes.popitem(last=False)
+        while self._passes and (len(self._passes) >= MOST_RECORDINGS or total + new > memory.share):
+            dropped_size, dropped = self._passes.popitem(last=False)
             total -= dropped.size
-        return total + new <= most
+            self._seen[dropped_size] = 0
+        return True
 
 
-def warn_of(what: str, error: RuntimeError) -> None:
-    """Warn that passes are made one by one, as one could not be recorded."""
-    reason = str(error).strip().splitlines() or [type(error).__name__]
-    warnings.warn(f"{what} is slower than it could be: no CUDA graph: {reason[0]}", stacklevel=2)
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that recordings of one kind may take. share: all of them. free: for new ones."""
 
+    share: int
+    free: int
 
-def most_bytes(device: torch.device, share: int) -> int:
-    """One in `share` of the bytes of a GPU, and no more than half of those that are free."""
-    if device.type != "cuda":
-        return 2**40
-    free, total = torch.cuda.mem_get_info(device)
-    return min(free // 2, total // share)
+    @classmethod
+    def of(cls, device: torch.device) -> Memory:
+        """That of a GPU, whose free memory is also what torch keeps for later."""
+        if device.type != "cuda":
+            return cls(2**40, 2**40)
+        free, total = torch.cuda.mem_get_info(device)
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return cls(total // MEMORY, (free + kept) // 2)
+
+    def holds(self, new: int) -> bool:
+        """Whether there is room for so many bytes, once others are dropped."""
+        return new <= min(self.share, self.free)
 
 
 def rounded_rows(rows: int) -> int:
@@ -296,36 +347,60 @@ def rounded_width(width: int) -> int:
 
 _RECORDERS: weakref.WeakKeyDictionary[nn.Module, dict[str, Recorder]] = weakref.WeakKeyDictionary()
 """Of each trunk, by its active adapters."""
+HELD: list[MutableMapping[Any, Any]] = [_RECORDERS]
+"""Where recordings are held, of all kinds."""
+_reasons_to_stop: list[str] = []
 
 
-def may_record(trunk: Any) -> bool:
-    """Whether passes of `trunk` are made from recordings as it is now: without gradients, on a GPU,
-    in evaluation mode.
+def stop_recording(reason: str) -> None:
+    """Drop all recordings, and make no more in this process, which is told in a warning."""
+    for held in HELD:
+        held.clear()
+    if not _reasons_to_stop:
+        warnings.warn(f"{reason}; scoring and decoding go on without CUDA graphs", stacklevel=2)
+    _reasons_to_stop.append(reason)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def is_recording(model: Any) -> bool:
+    """Whether passes of `model` may be recorded: it is on a GPU and in evaluation mode, and nothing
+    speaks against it.
     """
-    if torch.is_grad_enabled() or is_turned_off() or trunk.training:
+    if _reasons_to_stop or is_turned_off() or model.training:
         return False
-    return is_on_gpu(trunk) and takes_masks(trunk)
+    return is_on_gpu(model) and takes_masks(model)
 
 
 def is_on_gpu(model: Any) -> bool:
-    """Whether `model` is on a GPU that makes recordings."""
+    """Whether `model` is on a GPU."""
     return bool(next(model.parameters()).device.type == "cuda")
 
 
-def recorded_hidden(trunk: Any, arguments: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-    """The last hidden states (B, T, D) of a pass of `trunk`, from a recording; None if there is
-    none, and the pass is to be made. They are valid until the next pass.
-    """
-    mask = arguments.get("attention_mask")
-    has_known_inputs = CACHE not in arguments and (mask is None or mask.ndim == 4)
-    has_known_inputs &= (mask is None) == ("position_ids" not in arguments)
-    if not has_known_inputs or not may_record(trunk):
+def recorder_of(trunk: Any) -> Recorder | None:
+    """The recorded passes of `trunk` as it is now; None where there can be none."""
+    if torch.is_grad_enabled() or not is_recording(trunk):
         return None
     recorders = _RECORDERS.setdefault(trunk, {})
     adapters = active_adapters(trunk)
     if adapters not in recorders:
         recorders[adapters] = Recorder(trunk)
-    recorder = recorders[adapters]
+    return recorders[adapters]
+
+
+def recorded_hidden(trunk: Any, arguments: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    """The last hidden states (B, T, D) of a pass of `trunk`, from a recording; None if there is
+    none, and the pass is to be made.
+    """
+    mask = arguments.get("attention_mask")
+    has_known_inputs = CACHE not in arguments and (mask is None or mask.ndim == 4)
+    has_known_inputs &= (mask is None) == ("position_ids" not in arguments)
+    recorder = recorder_of(trunk) if has_known_inputs else None
+    if recorder is None:
+        return None
     with recorder.lock:
         hidden_BTD = recorder.read(trunk, arguments)
         return None if hidden_BTD is None else hidden_BTD.clone()

@@ -662,9 +662,7 @@ def read(
             reading.cells[chunk.row] = (len(reading.hidden), line, column)
         reading.hidden.append(output.last_hidden_state)
 
-        # 5. The states of those whose rows are continued. Without a past, a pass that is kept whole
-        #    is not copied row by row
-        copies = all_states and past > 0
+        # 5. The states of those whose rows are continued
         lines = _lines(arguments[CACHE], states) if any(cached) else []
         for chunk, prefix, is_cached in zip(chunks, pasts, cached, strict=True):
             if not is_cached:
@@ -672,7 +670,7 @@ def read(
             _, line, column = reading.cells[chunk.row]
             first = column - width  # from the right, where the new columns are
             span = (line, first, first + plan.length(chunk))
-            layers = _row_states(lines, prefix, span, copies)
+            layers = _row_states(lines, prefix, span, all_states)
             row_tokens = tuple(plan.rows[chunk.row])
             reading.prompts[chunk.row] = CachedPrompt(row_tokens, layers)
 

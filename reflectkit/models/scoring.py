@@ -34,7 +34,7 @@ from reflectkit.models.architecture import (
 from reflectkit.models.device import on_device
 from reflectkit.models.fast_pass import fast_pass
 from reflectkit.models.labels import LabelPath, Trie, on_paths, separate_labels, trie
-from reflectkit.models.recording import may_record, recorded_hidden
+from reflectkit.models.recording import recorded_hidden, recorder_of
 from reflectkit.models.rows import (
     Plan,
     Row,
@@ -227,7 +227,11 @@ def _plan(
         return plan_tree(rows, most=most_rows)
 
     # 2. First the common beginning of all rows, unless one pass is a recording
-    if not is_sampling or is_scorer(model) or may_record(trunk_of(bare)):
+    if not is_sampling or is_scorer(model):
+        return None
+    recorder = recorder_of(trunk_of(bare))
+    width = max(map(len, rows))
+    if recorder is not None and recorder.size_of(len(rows), width, masked=False) is not None:
         return None
     if has_plain_head(bare) and attends_to_all(bare):
         return plan_common_prefix(rows)

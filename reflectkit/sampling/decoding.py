@@ -294,7 +294,8 @@ def decode(
     if pool is not None:
         with pool.lock:
             most = max(len(prompts[place]) + limits[place] for place in waiting)
-            slots = pool.take(model, min(width, len(waiting)), most)
+            longest_text = max(limits[place] for place in waiting)
+            slots = pool.take(model, min(width, len(waiting)), most, longest_text)
             if slots is not None:
                 decoder = _SlotDecoder(slots, reader, writer, prompts, waiting, width)
                 pool.steps += decoder.run()
@@ -605,7 +606,7 @@ class _SlotDecoder:
         copied = None
         if tokens_B1.device.type == "cuda":
             copied = torch.cuda.Event()
-            copied.record()
+            copied.record(torch.cuda.current_stream(tokens_B1.device))
         self.launched.append(_Written(entries, tokens, logprobs, copied))
         for _, slot, place in entries:
             self.counts[place] += 1

@@ -10,6 +10,7 @@ vocabulary.
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections import OrderedDict
@@ -28,29 +29,28 @@ from typing_extensions import override
 
 from reflectkit.models.architecture import (
     CACHE,
-    attends_to_all,
     takes_masks,
     takes_positions,
     text_config,
     trunk_of,
-    unwrapped,
 )
 from reflectkit.models.device import on_device
 from reflectkit.models.fast_pass import (
     can_compile_for_gpu,
     compiled_forward,
     compiling,
-    has_plain_layers,
-    is_turned_off,
 )
 from reflectkit.models.recording import (
+    HELD,
+    Memory,
     Recording,
     Weights,
     active_adapters,
-    is_on_gpu,
-    most_bytes,
+    can_record,
+    first_line,
+    is_recording,
     new_memory,
-    warn_of,
+    stop_recording,
 )
 
 ATTENTION = "grouped_step"
@@ -64,10 +64,12 @@ KERNELS = [
 COLUMNS = 128
 """The columns of slots are a multiple of it, or of 512 if there are more than MANY_COLUMNS."""
 MANY_COLUMNS = 1024
-MOST_GRAPHS = 4
-"""The graphs that a model keeps; those that were used least recently are dropped."""
-MEMORY = 8
-"""Keys and values of all slots take at most one in so many bytes of the GPU."""
+LARGER = 2
+"""Slots are also taken if they are at most so many times as large as needed."""
+MOST_SIZES = 4
+"""Sizes of slots that a model keeps; those that were used least recently are dropped."""
+FEWEST_STEPS = 16
+"""The least steps for which new slots are made: to record one takes as long as a few others."""
 Shape = tuple[int, int, int, torch.dtype]
 """Of a layer's cache: heads, numbers of a key and of a value, and their type."""
 STEPS_BEFORE = 10_000
@@ -195,19 +197,19 @@ class Slots:
         """Each row's last token, which is still to be read."""
         self.position_S1 = torch.zeros_like(self.token_S1)
         """Its position."""
-        self._column_C = torch.arange(columns, device=device)
-        self._layers: list[SlotLayer] = []
+        self.column_C = torch.arange(columns, device=device)
+        self.layers: list[SlotLayer] = []
         for heads, key_size, value_size, dtype in shapes:
             shape = (count, heads, columns)
             keys = torch.zeros((*shape, key_size), dtype=dtype, device=device)
             values = torch.zeros((*shape, value_size), dtype=dtype, device=device)
-            self._layers.append(SlotLayer(keys, values, self.position_S1))
+            self.layers.append(SlotLayer(keys, values, self.position_S1))
         cache = DynamicCache(config=text_config(model))
-        cache.layers = list(self._layers)
+        cache.layers = list(self.layers)
         most = getattr(text_config(model), "max_position_embeddings", None) or columns
-        self._last_position = min(columns, most) - 1
-        forward = partial(self._logits, weakref.ref(model), cache)
-        with _stepping(model, self._layers if is_compiled else None):
+        self.last_position = min(columns, most) - 1
+        forward = partial(_step_logits, weakref.ref(self), weakref.ref(model), cache)
+        with _stepping(model, self.layers if is_compiled else None):
             self.recording = Recording(forward, device, memory)
 
     def fill(
@@ -229,10 +231,12 @@ class Slots:
         # 2. Each layer's keys and values, from column 0 on
         slot_N = on_device(slots, mask_NT.device)
         index = column_NT[:, None, :, None]
-        for ours, theirs in zip(self._layers, cache.layers, strict=True):
+        for ours, theirs in zip(self.layers, cache.layers, strict=True):
             for target, source in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
                 whole = index.expand(-1, source.shape[1], -1, source.shape[3])
                 target[slot_N, :, :columns] = source.gather(2, whole)
+                # A mask does not hide what is no number
+                target[slot_N, :, columns:] = 0
         self.position_S1[slot_N] = length_N1
 
     def step(self) -> torch.Tensor:
@@ -241,22 +245,29 @@ class Slots:
         """
         return self.recording.repeat()
 
-    def _logits(self, model_of: Callable[[], Any], cache: Any) -> torch.Tensor:
-        is_past_SC = self._column_C <= self.position_S1
-        model = model_of()
-        allowed = torch.zeros((), dtype=self._layers[0].keys.dtype, device=self._column_C.device)
-        mask_S11C = torch.where(is_past_SC, allowed, -torch.inf)[:, None, None]
-        output = model(
-            input_ids=self.token_S1,
-            attention_mask=mask_S11C,
-            position_ids=self.position_S1,
-            use_cache=True,
-            logits_to_keep=1,
-            **{CACHE: cache},
-        )
-        self.position_S1.add_(1).clamp_(max=self._last_position)
-        logits_SV: torch.Tensor = output.logits[:, -1]
-        return logits_SV
+
+def _step_logits(
+    slots_of: Callable[[], Slots | None], model_of: Callable[[], Any], cache: Any
+) -> torch.Tensor:
+    """What a step does; see `Slots.step`. It holds neither the slots, which hold it, nor the model."""
+    slots, model = slots_of(), model_of()
+    assert slots is not None
+    # 1. A row sees the columns up to its position
+    is_past_SC = slots.column_C <= slots.position_S1
+    allowed = torch.zeros((), dtype=slots.layers[0].keys.dtype, device=slots.column_C.device)
+    mask_S11C = torch.where(is_past_SC, allowed, -torch.inf)[:, None, None]
+    # 2. The pass, and the next positions
+    output = model(
+        input_ids=slots.token_S1,
+        attention_mask=mask_S11C,
+        position_ids=slots.position_S1,
+        use_cache=True,
+        logits_to_keep=1,
+        **{CACHE: cache},
+    )
+    slots.position_S1.add_(1).clamp_(max=slots.last_position)
+    logits_SV: torch.Tensor = output.logits[:, -1]
+    return logits_SV
 
 
 def layer_shapes(model: Any) -> list[Shape]:
@@ -294,9 +305,11 @@ def _stepping(model: Any, layers: Sequence[SlotLayer] | None) -> Iterator[None]:
 
 
 def _compiled_step(layer: nn.Module, cached: SlotLayer, *inputs: Any, **arguments: Any) -> Any:
-    """A layer's compiled forward, with a cache of its own."""
+    """A layer's compiled forward, with a cache of its own, whatever it calls it."""
     kind: Any = type(layer)
-    arguments[CACHE] = _OwnLayer(cached)
+    for name, value in arguments.items():
+        if isinstance(value, DynamicCache):
+            arguments[name] = _OwnLayer(cached)
     return compiled_forward(kind)(layer, *inputs, **arguments)
 
 
@@ -313,43 +326,42 @@ class SlotPool:
         self.lock = threading.Lock()
         self.steps = 0
         """How many were made."""
-        self.failed = False
-        """Whether a step could not be recorded."""
         self._slots: OrderedDict[tuple[int, int], Slots] = OrderedDict()
         self._weights: Weights | None = None
         self._is_compiled = False
         self._shapes: list[Shape] = []
         self._memory: Any = None
 
-    def take(self, model: Any, count: int, columns: int) -> Slots | None:
-        """At least `count` slots of at least `columns`; None where their memory is too much, or
-        where no step can be recorded.
+    def take(self, model: Any, count: int, columns: int, steps: int) -> Slots | None:
+        """At least `count` slots of at least `columns`, for so many steps; None where their memory
+        is too much, or too few steps would be recorded.
         """
         # 1. What was recorded reads the weights where they were
         is_compiled = self.steps >= STEPS_BEFORE and can_compile_for_gpu()
         is_as_before = self._weights is not None and self._weights.are_in_place()
         if not is_as_before or self._is_compiled != is_compiled:
             self._begin(model, is_compiled)
-        # 2. Slots of this size, which take the place of those used least recently
+        # 2. Slots that are there, if they are not much larger
         size = _rounded(count, columns)
-        if size not in self._slots:
-            most = most_bytes(next(model.parameters()).device, MEMORY)
-            new = _bytes(self._shapes, *size)
-            if self.failed or new > most:
-                return None
-            while self._slots and (len(self._slots) >= MOST_GRAPHS or self.size + new > most):
-                self._slots.popitem(last=False)
-            try:
-                slots = Slots(
-                    model, self._shapes, *size, is_compiled=is_compiled, memory=self._memory
-                )
-            except RuntimeError as error:
-                self.failed = True
-                warn_of("decoding", error)
-                return None
-            self._slots[size] = slots
-        self._slots.move_to_end(size)
-        return self._slots[size]
+        most = LARGER * size[0] * size[1]
+        for known in sorted(self._slots, key=math.prod):
+            if known[0] >= count and known[1] >= columns and math.prod(known) <= most:
+                self._slots.move_to_end(known)
+                return self._slots[known]
+        # 3. New ones, in the place of those used least recently
+        memory = Memory.of(next(model.parameters()).device)
+        new = _bytes(self._shapes, *size)
+        if steps < FEWEST_STEPS or not memory.holds(new):
+            return None
+        while self._slots and (len(self._slots) >= MOST_SIZES or self.size + new > memory.share):
+            self._slots.popitem(last=False)
+        try:
+            slots = Slots(model, self._shapes, *size, is_compiled=is_compiled, memory=self._memory)
+        except RuntimeError as error:
+            stop_recording(f"a step could not be recorded: {first_line(error)}")
+            return None
+        self._slots[size] = slots
+        return slots
 
     @property
     def size(self) -> int:
@@ -367,22 +379,24 @@ class SlotPool:
 
 _POOLS: weakref.WeakKeyDictionary[nn.Module, dict[str, SlotPool]] = weakref.WeakKeyDictionary()
 """Of each model, by its active adapters."""
+HELD.append(_POOLS)
 
 
 def pool_of(model: Any) -> SlotPool | None:
     """The slots of `model`; None: it decodes otherwise, as on a CPU."""
-    if not is_on_gpu(model) or is_turned_off() or not decodes_in_slots(model):
+    if not is_recording(model) or not decodes_in_slots(model):
         return None
     return _POOLS.setdefault(model, {}).setdefault(active_adapters(model), SlotPool())
 
 
 def decodes_in_slots(model: Any) -> bool:
-    """Whether a model's steps can be recorded: it is in evaluation mode, takes masks and positions,
-    and its layers are plain.
+    """Whether a model's steps can be recorded: it takes masks and positions, its layers are plain,
+    and no adapter adds tokens to its prompts.
     """
+    config = getattr(model, "active_peft_config", None)
+    adds_tokens = bool(getattr(config, "is_prompt_learning", False))
     takes_both = takes_masks(model) and takes_positions(model)
-    is_plain = takes_both and has_plain_layers(trunk_of(model)) and attends_to_all(model)
-    return is_plain and not unwrapped(model).training
+    return takes_both and not adds_tokens and can_record(trunk_of(model))
 
 
 def _rounded(count: int, columns: int) -> tuple[int, int]:

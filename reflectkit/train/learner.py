@@ -29,6 +29,7 @@ from reflectkit.models.load import (
     checkpoint_gradients,
     save_player,
 )
+from reflectkit.models.recording import HELD, stop_recording
 from reflectkit.models.rows import right_pad
 from reflectkit.models.scoring import can_share, reads_branches
 from reflectkit.sampling.base import Sampler
@@ -763,7 +764,10 @@ class LocalLearner(PolicyLearner):
             everywhere = self.processes.gather(figures_here)
             if all(figures is not None for figures in everywhere):
                 break
-            self._halve(max(unit.size for unit in parts))
+            if any(HELD):  # the memory of recordings may be enough
+                stop_recording("out of memory")
+            else:
+                self._halve(max(unit.size for unit in parts))
 
         # 3. Figures of all processes, and whether the step is made
         if self._changes is not None:

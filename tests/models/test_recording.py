@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import IA3Config, LoraConfig, get_peft_model
 
 from reflectkit.models import recording, scoring
 from reflectkit.models.architecture import trunk_of
 from reflectkit.models.lora import join_products
-from reflectkit.models.recording import ROWS, SEEN_BEFORE, Weights, recorded_hidden
+from reflectkit.models.recording import ROWS, SEEN_BEFORE, Memory, Weights, active_adapters, recorded_hidden
 from reflectkit.models.scoring import choice_logprobs
 from tests.models.test_lora import adapted
 
@@ -26,6 +26,7 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Recordings of all models, also on a CPU, which makes the passes each time, with filled up rows."""
     monkeypatch.setattr(recording, "is_on_gpu", lambda model: True)
     monkeypatch.setattr(recording, "SEEN_BEFORE", 0)
+    monkeypatch.setattr(recording, "_reasons_to_stop", [])
     yield recording._RECORDERS
     recording._RECORDERS.clear()
 
@@ -85,13 +86,57 @@ def test_large_passes_are_not_recorded(monkeypatch: pytest.MonkeyPatch, recorder
 
 def test_memory_is_given_back(monkeypatch: pytest.MonkeyPatch, recorders: Any) -> None:
     trunk = trunk_of(adapted(torch.float32).eval())
-    each = 4 * 32 * 32 * 4  # rows, tokens, numbers of a hidden state, bytes
-    monkeypatch.setattr(recording, "most_bytes", lambda device, share: 2 * each)
+    each = 4 * 32 * (32 * 4 + 32)  # rows, tokens; bytes of a hidden state and of a row of the mask
+    monkeypatch.setattr(Memory, "of", classmethod(lambda cls, device: Memory(2 * each, 2 * each)))
     with torch.no_grad():
         for rows in (3, 2, 3, 1):
             assert recorded_hidden(trunk, {"input_ids": torch.ones((rows, 10), dtype=torch.long)}) is not None
         assert recorded_hidden(trunk, {"input_ids": torch.ones((12, 10), dtype=torch.long)}) is None
     assert sum(one.size for each in recorders[trunk].values() for one in each._passes.values()) <= 2 * each
+
+
+def test_a_pass_that_cannot_be_recorded_is_made(monkeypatch: pytest.MonkeyPatch, recorders: Any) -> None:
+    """It is told once, and no other is tried."""
+    model = adapted(torch.float32).eval()
+    tries = []
+
+    def fail(*arguments: Any) -> None:
+        tries.append(arguments)
+        raise RuntimeError("operation not permitted\nwhen stream is capturing")
+
+    monkeypatch.setattr(recording, "_RecordedPass", fail)
+    with pytest.warns(UserWarning, match="could not be recorded: operation not permitted; scoring"):
+        found = scores(model, prompts(3), ONE_TOKEN)
+    assert torch.equal(scores(model, prompts(3), ONE_TOKEN), found)
+    assert len(tries) == 1
+    assert not any(recording.HELD)
+
+
+def test_angles_that_depend_on_positions_are_not_recorded(recorders: Any) -> None:
+    trunk = trunk_of(adapted(torch.float32).eval())
+    arguments = {"input_ids": torch.ones((3, 10), dtype=torch.long)}
+    trunk.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    with torch.no_grad():
+        assert recorded_hidden(trunk, arguments) is None
+
+
+def test_a_common_beginning_is_read_once_where_the_pass_is_not_recorded(
+    monkeypatch: pytest.MonkeyPatch, recorders: Any
+) -> None:
+    model = adapted(torch.float32).eval()
+    start = prompts(1, 300)[0]
+    start = (start * 99)[:200]
+    rows = [start + row for row in prompts(8)]
+    read = []
+    trunk_of(model).register_forward_pre_hook(
+        lambda module, arguments, named: read.append(named["input_ids"].numel()), with_kwargs=True
+    )
+    for most, tokens in ((1e13, 8 * 256), (1.0, 200 + 8 * 40)):
+        recorders.clear()
+        read.clear()
+        monkeypatch.setattr(recording, "MOST_WORK", most)
+        scores(model, rows, ONE_TOKEN)
+        assert sum(read) <= tokens
 
 
 def test_recordings_end_with_the_places_of_weights() -> None:
@@ -135,6 +180,19 @@ def test_each_adapter_has_its_recordings(recorders: Any) -> None:
     with model.disable_adapter():
         bare = scores(model, prompts(3), ONE_TOKEN)
     assert not torch.equal(bare, found["other"])
+
+
+def test_adapters_of_any_kind_are_told_apart() -> None:
+    base = adapted(torch.float32).unload()
+    model = get_peft_model(base, IA3Config(target_modules=["k_proj"], feedforward_modules=[]))
+    trunk = trunk_of(model)
+    active = active_adapters(trunk)
+    model.add_adapter("other", IA3Config(target_modules=["k_proj"], feedforward_modules=[]))
+    model.set_adapter("other")
+    other = active_adapters(trunk)
+    with model.disable_adapter():
+        none = active_adapters(trunk)
+    assert len({active, other, none, ""}) == 4
 
 
 @pytest.mark.gpu

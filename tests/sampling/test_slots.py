@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,10 +15,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from reflectkit.models.architecture import CACHE
 from reflectkit.models.lora import join_products
+from reflectkit.models.recording import Memory
 from reflectkit.sampling import decoding, slots
 from reflectkit.sampling.base import EVERYTHING, Truncation
 from reflectkit.sampling.decoding import GeneratedText, decode
-from reflectkit.sampling.slots import SlotPool, decodes_in_slots, pool_of
+from reflectkit.sampling.slots import FEWEST_STEPS, SlotPool, decodes_in_slots, pool_of
 
 VOCABULARY = 300
 SHAPE: dict[str, Any] = {
@@ -105,42 +108,59 @@ def test_long_prompts_that_are_cached_go_on_in_slots(monkeypatch: pytest.MonkeyP
 
 def test_slots_are_kept_by_size_and_dropped_with_the_weights(pool: SlotPool) -> None:
     model = llama()
-    first = pool.take(model, 3, 100)
+    first = pool.take(model, 3, 100, FEWEST_STEPS)
     assert first is not None
     assert (first.count, first.columns) == (4, 128)
-    assert pool.take(model, 4, 128) is first
+    assert pool.take(model, 4, 128, FEWEST_STEPS) is first
+    assert pool.take(model, 2, 50, 1) is first  # at most twice as large
+    assert pool.take(model, 1, 1, FEWEST_STEPS) is not first
+    assert pool.take(model, 100, 128, FEWEST_STEPS - 1) is None
     model.model.layers[0].mlp.up_proj.weight.data.zero_()  # in place, as training does
-    assert pool.take(model, 4, 128) is first
-    for count in (5, 9, 17):
-        pool.take(model, count, 1)
-    assert pool.take(model, 4, 128) is first
-    pool.take(model, 33, 1)  # one more than there may be: the least recent goes
-    assert pool.take(model, 4, 128) is first
+    assert pool.take(model, 4, 128, FEWEST_STEPS) is first
+    for count in (9, 33):
+        pool.take(model, count, 1, FEWEST_STEPS)
+    assert pool.take(model, 4, 128, FEWEST_STEPS) is first
+    pool.take(model, 129, 1, FEWEST_STEPS)  # one more than there may be: the least recent goes
+    assert set(pool._slots) == {(4, 128), (16, 128), (64, 128), (256, 128)}
+    assert pool.take(model, 4, 128, FEWEST_STEPS) is first
     weight = model.model.layers[0].mlp.up_proj.weight
     weight.data = weight.data.clone()  # in another place
-    assert pool.take(model, 4, 128) is not first
+    assert pool.take(model, 4, 128, FEWEST_STEPS) is not first
 
 
 def test_slots_have_a_part_of_the_memory(monkeypatch: pytest.MonkeyPatch, pool: SlotPool) -> None:
     model = llama()
     size = 2 * 2 * 8 * 2 * 4  # layers, keys and values, numbers, heads, bytes
-    monkeypatch.setattr(slots, "most_bytes", lambda device, share: 6 * 128 * size)
-    assert pool.take(model, 8, 128) is None
-    small = pool.take(model, 4, 128)
-    assert small is not None
-    assert pool.size == 4 * 128 * size
-    assert pool.take(model, 2, 128) is not None
-    assert pool.take(model, 4, 128) is small
-    assert pool.take(model, 1, 128) is not None
-    assert pool.size == 5 * 128 * size  # the two went, which were used least recently
+    most = 10 * 128 * size
+    monkeypatch.setattr(Memory, "of", classmethod(lambda cls, device: Memory(most, most)))
+    assert pool.take(model, 16, 128, FEWEST_STEPS) is None
+    large = pool.take(model, 8, 128, FEWEST_STEPS)
+    assert large is not None
+    kept = weakref.ref(large.layers[0].keys)
+    assert pool.take(model, 2, 128, FEWEST_STEPS) is not None
+    assert pool.size == 10 * 128 * size
+    assert pool.take(model, 1, 300, FEWEST_STEPS) is not None
+    del large
+    assert kept() is None  # the large ones went, at once
+    assert pool.size == (2 + 3) * 128 * size
+
+
+def test_what_was_no_number_does_not_reach_the_next_row(pool: SlotPool) -> None:
+    model = llama()
+    taken = pool.take(model, 2, 128, FEWEST_STEPS)
+    assert taken is not None
+    for layer in taken.layers:
+        layer.keys.fill_(torch.nan)
+        layer.values.fill_(torch.nan)
+    texts = written(model, prompts(2, 40), 2)
+    assert all(math.isfinite(value) for text in texts for value in text.logprobs)
 
 
 def test_models_whose_steps_cannot_be_recorded_are_decoded_without_slots() -> None:
     model = llama()
     assert decodes_in_slots(model)
     assert pool_of(model) is None  # on a CPU
-    assert not decodes_in_slots(model.train())
-    model.eval().config.sliding_window = 8
+    model.config.sliding_window = 8
     assert not decodes_in_slots(model)
 
 
@@ -171,7 +191,7 @@ def test_a_gpu_replays_what_it_would_compute(
         with torch.no_grad():
             pool = pool_of(model)
             assert pool is not None
-            taken = pool.take(model, len(rows), 64)
+            taken = pool.take(model, len(rows), 64, FEWEST_STEPS)
             assert taken is not None
             assert taken.recording.graph is not None
             past = model(input_ids=ids[:, :-1], attention_mask=mask[:, :-1], position_ids=positions[:, :-1])
