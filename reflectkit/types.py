@@ -348,6 +348,16 @@ class Trajectory:
             name: sum(values) / len(values) for name, values in values_by_name.items()
         }
 
+    @property
+    def inapplicable(self) -> tuple[str, ...]:
+        """The figures that do not apply to this episode, by `info["inapplicable"]`: it is left out of
+        their means. Of other figures that it lacks, its value is 0.
+        """
+        names: dict[str, None] = {}
+        for turn in self.turns:
+            names |= dict.fromkeys(turn.info.get("inapplicable", ()))
+        return tuple(name for name in names if name not in self.figures)
+
 
 def reports_success(outcomes: Iterable[tuple[str, bool | None]]) -> bool:
     """Whether an env says which of its episodes succeeded, given the status and the

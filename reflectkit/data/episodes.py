@@ -84,6 +84,7 @@ def episode_to_json(
         "return": trajectory.total_return,
         "reason": trajectory.reason,
         "figures": comments | trajectory.figures,
+        "inapplicable": list(trajectory.inapplicable) or "",
         "data": trajectory.task.data,
         "unfit": bool(illegal or unreadable) or "",
         "illegal": illegal or "",

@@ -67,16 +67,18 @@ def by_level(episodes: Iterable[EpisodeRow]) -> dict[str, list[EpisodeRow]]:
 def with_all_figures(episodes: Sequence[EpisodeRow]) -> list[EpisodeRow]:
     """`episodes`, each with every figure that the env reported for any player at its level.
 
-    A figure that an episode lacks becomes 0: the episode ended before the env reported it. Aborted
-    episodes stay as they are.
+    A figure that an episode lacks becomes 0: the episode ended before the env reported it. One that
+    does not apply to it stays away, and aborted episodes stay as they are.
     """
     reported = reported_figures(episodes)
     rows = []
     for episode in episodes:
         defaults = reported[episode.level]
         if defaults and not episode.is_aborted:
-            figures = {**defaults, **episode.figures}
-            episode = replace(episode, figures=figures)
+            missing = {
+                name: zero for name, zero in defaults.items() if name not in episode.inapplicable
+            }
+            episode = replace(episode, figures={**missing, **episode.figures})
         rows.append(episode)
     return rows
 
@@ -355,11 +357,16 @@ def _figures(
 
 
 def _figure_means(episodes: Sequence[EpisodeRow]) -> dict[str, Mapping[str, float]]:
-    """For each figure, its mean by task. An episode without the figure counts as 0."""
+    """For each figure, its mean by task. An episode without the figure counts as 0, unless it does
+    not apply to it.
+    """
     names = dict.fromkeys(name for episode in episodes for name in episode.figures)
     means = {}
     for name in names:
-        values = [(episode.task, episode.figures.get(name, 0.0)) for episode in episodes]
+        values = []
+        for episode in episodes:
+            if name not in episode.inapplicable:
+                values.append((episode.task, episode.figures.get(name, 0.0)))
         means[name] = by_task(values)
     return means
 

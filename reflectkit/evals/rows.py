@@ -6,7 +6,7 @@ Each is a frozen type. Its JSON form is a line of episodes.jsonl, or an entry of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
@@ -122,6 +122,8 @@ class EpisodeRow:
     """Why the episode ended early or was aborted."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Figures of the env, and our own, by name."""
+    inapplicable: Collection[str] = ()
+    """Figures that do not apply to the episode, which is left out of their means."""
     aspects: Mapping[str, Any] = field(default_factory=dict)
     """Properties of the task by name. Success is reported for each value of them, too."""
     forecasts: Mapping[str, list[list[float]]] = field(default_factory=dict)
@@ -152,6 +154,7 @@ class EpisodeRow:
             env=line.get("env", ""),
             reason=line.get("reason"),
             figures=line.get("figures", {}),
+            inapplicable=line.get("inapplicable", ()),
             aspects=line.get("aspects", {}),
             forecasts=line.get("forecasts", {}),
             first_value=line.get("first_value"),

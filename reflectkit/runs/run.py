@@ -777,7 +777,10 @@ def refuse_missing(folder: Path, names: Iterable[str]) -> None:
 def _recorded(folder: Path) -> dict[str, str]:
     """The checksums in `folder`. Raises CheckpointError."""
     try:
-        return dict(read_json(folder / CHECKSUMS))
+        recorded = dict(read_json(folder / CHECKSUMS))
+        if not recorded:
+            raise ValueError("it is empty")
+        return recorded
     except (DataError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{folder} has no readable {CHECKSUMS}, so it is incomplete ({error})"

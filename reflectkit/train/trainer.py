@@ -275,7 +275,8 @@ class Trainer:
         if len(failed) == len(trajectories) and engine_failed:
             raise EnvironmentFailure(
                 f"every episode of update {self.step + 1} was aborted ({len(trajectories)}):"
-                f" {failed[0].reason}; a larger --episodes makes that rarer"
+                f" {failed[0].reason}; `reflectkit play` with the same --env shows such an episode;"
+                " if it is rare, use a larger --episodes"
             )
         if broken := broken_tool(trajectories):
             raise ConfigError(f"update {self.step + 1}: {broken}")
@@ -663,23 +664,27 @@ def env_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     reported none. A figure whose name is ours is called `env_NAME`.
 
     An episode's figure is the mean over the turns that report it. ABORTED episodes are omitted, and
-    episodes cut off before they reported a figure count 0.
+    those to which a figure does not apply. Episodes cut off before they reported a figure count 0.
     """
     # 1. The figures of each episode, and their names in the order of first occurrence
     by_episode = []
     for trajectory in trajectories:
         if trajectory.status is not Status.ABORTED:
-            by_episode.append(trajectory.figures)
+            by_episode.append((trajectory.figures, trajectory.inapplicable))
     names: dict[str, None] = {}
-    for episode in by_episode:
-        names |= dict.fromkeys(episode)
+    for figures, _ in by_episode:
+        names |= dict.fromkeys(figures)
 
     # 2. Their means
     means: dict[str, Any] = {}
     for name in names:
         is_ours = name in OUR_FIGURES or name.startswith(PREFIXES)
         key = f"env_{name}" if is_ours else name
-        means[key] = statistics.fmean(episode.get(name, 0.0) for episode in by_episode)
+        means[key] = statistics.fmean(
+            figures.get(name, 0.0)
+            for figures, inapplicable in by_episode
+            if name not in inapplicable
+        )
     return means | {NAMED: list(means)} if means else {}
 
 

@@ -43,6 +43,7 @@ from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from reflectkit.rollouts.episode import Episode, play, rollout
 from reflectkit.rollouts.tool_errors import ToolErrors, broken_tool
 from reflectkit.rollouts.wrappers import Checked
+from reflectkit.train.trainer import env_figures
 from reflectkit.types import Decision, Observation, Status, Task, ToolCall, ToolUse, Trajectory, Turn
 from tests.examples import own_module
 from tests.fakes.players import Plays
@@ -461,7 +462,11 @@ def test_an_answer_that_no_reward_applies_to_is_left_out_and_counted(look: Calla
         task = Task("1", "prompts", "all", "1", {"prompt": "Hi"})
         return rollout([Episode(task, 1)], lambda: Checked(env(reward=rewards)), Plays("Hello."))[0]
 
-    assert played(look("none"), look("zero")).status is Status.COMPLETED
+    scored = played(look("none"), look("zero"))
+    assert scored.status is Status.COMPLETED
+    assert scored.inapplicable == ("none",)
+    assert scored.figures == {"zero": 0.0}
+    assert env_figures([scored])["zero"] == 0.0
     unscored = played(look("none"))
     assert unscored.status is Status.ABORTED
     assert "no reward applies" in unscored.reason

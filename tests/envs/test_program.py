@@ -281,6 +281,7 @@ def test_a_reward_function_is_called_in_the_main_thread_and_may_start_a_loop(pla
         ("raise ValueError('no luck')", "exit code 1; its output ends: ValueError: no luck"),
         ('ask([{"role": "user", "content": "Hi"}])\nprint("nan")', "gave no reward"),
         ('ask([{"role": "user", "content": "Hi"}])\ntime.sleep(60)', "took longer than 3 s"),
+        ('ask([{"role": "user", "content": "Hi"}])\nprint("1_0")', "the program gave no reward"),
         ('URL = URL[:-5] + "wrong"\nask([{"role": "user", "content": "Hi"}])', "HTTP Error 404"),
     ],
 )

@@ -307,6 +307,14 @@ def test_what_is_loaded_may_have_more_or_fewer_files_but_no_changed_one(sealed: 
             refuse_damage(folder)
 
 
+@pytest.mark.parametrize("recorded", ["[]", "{}", "", "null"])
+def test_checksums_of_nothing_are_damaged(sealed: Path, recorded: str) -> None:
+    (sealed / CHECKSUMS).write_text(recorded, encoding="utf-8")
+    for check in (verify, refuse_damage):
+        with pytest.raises(CheckpointError, match=rf"no readable {CHECKSUMS}"):
+            check(sealed)
+
+
 @pytest.mark.parametrize("name", ["deep/c.json", "deep/new.json"])
 def test_a_missing_file_and_a_new_one_are_noticed(sealed: Path, name: str) -> None:
     path = sealed / name

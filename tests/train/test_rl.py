@@ -10,17 +10,20 @@ from typing import Any
 import pytest
 import torch
 
+from reflectkit.data.episodes import episode_to_json
 from reflectkit.env import StepResult
 from reflectkit.envs import env_class, make
 from reflectkit.envs.adapters import adapt
 from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import ConfigError, EnvironmentFailure
+from reflectkit.evals.aggregate import player_rows
+from reflectkit.evals.rows import EpisodeRow
 from reflectkit.rollouts.wrappers import Checked
 from reflectkit.train.algorithms import AlgorithmConfig
 from reflectkit.train.critic import Critic
 from reflectkit.train.curriculum import Curriculum, Level, draw
-from reflectkit.train.trainer import ReplayBuffer, summary
-from reflectkit.types import Decision, Message, Observation, Status, Task, ToolCall, ToolUse, Trajectory, Turn
+from reflectkit.train.trainer import ReplayBuffer, env_figures, summary
+from reflectkit.types import NAMED, Decision, Message, Observation, Status, Task, ToolCall, ToolUse, Trajectory, Turn
 from tests.examples import own_module
 from tests.train.training import Spelling, build_trainer, corridor_player, favour, objective
 
@@ -57,6 +60,24 @@ def test_the_figures_of_an_update_by_hand() -> None:
     figures = {"success_rate": 0.5, "return": 2.0, "return_std": 1.0, "episode_steps": 1.0, "aborted": 1 / 3}
     assert summary(played) == pytest.approx(figures)
     assert summary(played[:0])["return_std"] == 0
+
+
+def test_a_figure_is_a_mean_over_the_episodes_that_it_applies_to() -> None:
+    """One that was cut off before it was reported counts 0; one that it does not apply to does not count."""
+    infos: list[dict[str, Any]] = [
+        {"figures": {"judge": 1.0, "length": 4.0}},
+        {"figures": {"length": 2.0}, "inapplicable": ["judge"]},
+        {},
+    ]
+    task = Task("1", "e", "l", "g", {})
+    seen = Observation((), ("go",))
+    played = [Trajectory(task, 0, (Turn(seen, Decision(0), 0.0, info),), Status.COMPLETED, False) for info in infos]
+    assert env_figures(played[:2]) == {"judge": 1.0, "length": 3.0, NAMED: ["judge", "length"]}
+    assert env_figures(played) == {"judge": 0.5, "length": 2.0, NAMED: ["judge", "length"]}
+    lines = [episode_to_json("p", one) | {"task": f"{number}"} for number, one in enumerate(played)]
+    (row,) = player_rows([[EpisodeRow.read(line) for line in lines[:2]]])
+    assert row.figures["judge"].mean == 1.0
+    assert row.figures["length"].mean == 3.0
 
 
 def test_an_update_has_no_success_rate_where_an_ended_episode_reports_none() -> None:

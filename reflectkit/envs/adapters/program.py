@@ -566,7 +566,7 @@ class Program(Env):
             last = lines[-1] if lines else ""
         with contextlib.suppress(ValueError):
             reward = float(last)
-            if math.isfinite(reward):
+            if math.isfinite(reward) and "_" not in last:
                 return reward
         raise EnvironmentFailure(
             f"the program gave no reward; print it as the last line{_last_line(last)}"

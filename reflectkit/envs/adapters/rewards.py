@@ -157,6 +157,7 @@ async def score(
     # 2. Their rewards
     total = sum(value for value in env_rewards if value is not None)
     values, figures = [*env_rewards], dict[str, float]()
+    inapplicable = []
     for figure, spec in zip(_figure_names(specs), specs, strict=True):
         name, function, weight = reward_function(spec)
         returned = outside_loop(function, **_accepted(name, function, arguments, optional))
@@ -173,7 +174,9 @@ async def score(
                 " completion; return a list with one number, or None where it does not apply"
             )
         values.append(None if value is None else float(value))
-        if value is not None:
+        if value is None:
+            inapplicable.append(figure)
+        else:
             figures[figure] = float(value)
             total += weight * float(value)
 
@@ -184,6 +187,8 @@ async def score(
     figures |= {name: fmean(numbers) for name, numbers in log.metrics.items()}
     if figures:
         info["figures"] = figures
+    if inapplicable:
+        info["inapplicable"] = inapplicable
     if log.columns:
         info["extra"] = log.columns
     return total, info
