@@ -61,6 +61,8 @@ KERNELS = [
     SDPBackend.MATH,
 ]
 """Of attention, the fastest first. cuDNN plans for each new shape, and here there are few."""
+OTHER_ATTENTION = ("softcap", "position_bias", "s_aux", "sliding_window")
+"""Arguments of attention that is not just a softmax of products."""
 COLUMNS = 128
 """The columns of slots are a multiple of it, or of 512 if there are more than MANY_COLUMNS."""
 MANY_COLUMNS = 1024
@@ -87,7 +89,12 @@ def grouped_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention of one token (S, heads, 1, D) to keys and values (S, H, C, D), which are not
     repeated for the heads that share them. Returns (S, 1, heads, D).
+
+    Raises RuntimeError: the model's attention is of another kind.
     """
+    for name in OTHER_ATTENTION:
+        if others.get(name) is not None:
+            raise RuntimeError(f"its attention has {name}")
     slots, heads, _, size = query.shape
     groups = key.shape[1]
     grouped = query.reshape(slots, groups, heads // groups, size)

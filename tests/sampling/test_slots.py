@@ -156,6 +156,16 @@ def test_what_was_no_number_does_not_reach_the_next_row(pool: SlotPool) -> None:
     assert all(math.isfinite(value) for text in texts for value in text.logprobs)
 
 
+def test_attention_of_other_kinds_is_not_recorded() -> None:
+    queries = torch.zeros(1, 2, 1, 8)
+    keys = values = torch.zeros(1, 1, 4, 8)
+    mask = torch.zeros(1, 1, 1, 4)
+    output, _ = slots.grouped_attention(None, queries, keys, values, mask, 1.0, dropout=0.0, softcap=None)
+    assert output.shape == (1, 1, 2, 8)
+    with pytest.raises(RuntimeError, match="softcap"):
+        slots.grouped_attention(None, queries, keys, values, mask, 1.0, softcap=50.0)
+
+
 def test_models_whose_steps_cannot_be_recorded_are_decoded_without_slots() -> None:
     model = llama()
     assert decodes_in_slots(model)
