@@ -356,7 +356,8 @@ class Trajectory:
         names: dict[str, None] = {}
         for turn in self.turns:
             names |= dict.fromkeys(turn.info.get("inapplicable", ()))
-        return tuple(name for name in names if name not in self.figures)
+        reported = self.figures if names else {}
+        return tuple(name for name in names if name not in reported)
 
 
 def reports_success(outcomes: Iterable[tuple[str, bool | None]]) -> bool:

@@ -27,19 +27,9 @@ from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
 from typing_extensions import override
 
-from reflectkit.models.architecture import (
-    CACHE,
-    takes_masks,
-    takes_positions,
-    text_config,
-    trunk_of,
-)
+from reflectkit.models.architecture import CACHE, text_config, trunk_of
 from reflectkit.models.device import on_device
-from reflectkit.models.fast_pass import (
-    can_compile_for_gpu,
-    compiled_forward,
-    compiling,
-)
+from reflectkit.models.fast_pass import can_compile_for_gpu, compiled_forward, compiling
 from reflectkit.models.recording import (
     HELD,
     Memory,
@@ -397,13 +387,12 @@ def pool_of(model: Any) -> SlotPool | None:
 
 
 def decodes_in_slots(model: Any) -> bool:
-    """Whether a model's steps can be recorded: it takes masks and positions, its layers are plain,
-    and no adapter adds tokens to its prompts.
+    """Whether a model's steps can be recorded: as its passes, and if no adapter adds tokens to its
+    prompts.
     """
     config = getattr(model, "active_peft_config", None)
     adds_tokens = bool(getattr(config, "is_prompt_learning", False))
-    takes_both = takes_masks(model) and takes_positions(model)
-    return takes_both and not adds_tokens and can_record(trunk_of(model))
+    return not adds_tokens and can_record(trunk_of(model))
 
 
 def _rounded(count: int, columns: int) -> tuple[int, int]:
