@@ -215,6 +215,8 @@ def table(records: Records, fewest_seeds: int = 1) -> list[str]:
         return [*lines, "", "No seed is complete."]
     needed = max(fewest_seeds, *(arms["pair"]["seeds_needed"] for arms in whole.values()))
     lines += ["", f"Complete seeds: {len(whole)} of {needed}", ""]
+    if len(whole) < needed:
+        return [*lines, "Nothing is compared before all are complete."]
     lines += ["| first − second | points | 95 % interval | p |", "|---|---|---|---|"]
     primary = compare(*(end_of(arm, whole) for arm in PRIMARY))
     lines.append(row("**pair − plain**", primary))
@@ -223,7 +225,7 @@ def table(records: Records, fewest_seeds: int = 1) -> list[str]:
     lines.append(row("pair − plain, area below the curve", compare(*areas.values())))
     for first, second in SECONDARY:
         lines.append(row(f"{first} − {second}", compare(end_of(first, whole), end_of(second, whole))))
-    word = verdict(primary, needed)
+    word = verdict(primary)
     if word == "helps":
         longer = compare(end_of("pair", whole), end_of("longer", whole))
         word += ", also at equal tokens" if longer.low > 0 else "; not shown at equal tokens"

@@ -73,10 +73,8 @@ def compare(first: Sequence[Outcomes], second: Sequence[Outcomes]) -> Difference
     return Difference(fmean(every), *mean_interval(gaps), mean_p(gaps), len(gaps), len(every))
 
 
-def verdict(difference: Difference, needed: int) -> str:
-    """The word of the rule. needed: the number of seeds that was fixed before."""
-    if difference.seeds < needed:
-        return f"none yet: {difference.seeds} of {needed} seeds"
+def verdict(difference: Difference) -> str:
+    """The word of the rule."""
     if difference.low > 0:
         return "helps"
     return "does not help" if difference.high < SOUGHT else "undecided"

@@ -109,13 +109,15 @@ def test_mismatched_comments_are_those_of_other_states(place: Path) -> None:
     assert settings(place, "rl-pair")["swap_comments"] == 0
 
 
-def test_the_table_has_no_word_before_all_seeds_are_in(
+def test_nothing_is_compared_before_all_seeds_are_in(
     place: Path, records: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(place)
     run([*RUN, "--table"])
-    assert "by the rule: none yet: 1 of 2 seeds" in capsys.readouterr().out
-    assert any("none yet: 1 of 10 seeds" in line for line in table({1: records}, 10)), "more than the pilot says"
+    shown = capsys.readouterr().out
+    assert "Complete seeds: 1 of 2\n\nNothing is compared before all are complete." in shown
+    assert "pair − plain" not in shown
+    assert "Complete seeds: 1 of 10" in table({1: records}, 10), "more than the pilot says"
     unequal = {1: {**records, "think": records["think"] | {"updates": 3}}}
     with pytest.raises(SystemExit, match="differ in updates"):
         complete(unequal)
@@ -190,11 +192,10 @@ def outcomes(*gains: float) -> list[dict[str, float]]:
         ((1, 2, 3), "does not help"),  # 2, -0.5 to 4.5
         ((-5, -6, -7), "does not help"),
         ((1, 4, 7), "undecided"),  # 4, -3.5 to 11.5
-        ((10, 10), "none yet: 2 of 3 seeds"),
     ],
 )
 def test_the_rule(gains: tuple[float, ...], word: str) -> None:
-    assert verdict(compare(outcomes(*gains), outcomes(*[0] * len(gains))), 3) == word
+    assert verdict(compare(outcomes(*gains), outcomes(*[0] * len(gains)))) == word
 
 
 def test_the_test_is_paired_by_problem_and_clustered_by_seed() -> None:
