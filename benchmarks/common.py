@@ -33,7 +33,8 @@ from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive
 from reflectkit.train import training_rows
 from reflectkit.train.algorithms import AlgorithmConfig
-from reflectkit.train.learner import LearnerSettings, LocalLearner
+from reflectkit.train.learner import LearnerSettings
+from reflectkit.train.local_learner import LocalLearner
 from reflectkit.types import Sample, Task, Trajectory
 
 PARTS = ("rollout", "update")

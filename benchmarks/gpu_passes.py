@@ -82,7 +82,8 @@ def half_update(bench: Bench, lora_r: int = 0) -> Measured:
     """An update of a model of half a billion parameters in bf16, with a LoRA adapter or of all weights, against bare
     forward and backward passes.
     """
-    from reflectkit.train.learner import LearnerSettings, LocalLearner
+    from reflectkit.train.learner import LearnerSettings
+    from reflectkit.train.local_learner import LocalLearner
 
     player = _half_billion(bench)
     if lora_r:

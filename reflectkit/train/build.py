@@ -51,7 +51,8 @@ from reflectkit.sampling.service_interface import TrainingService
 from reflectkit.text import pluralize
 from reflectkit.train import checkpoint
 from reflectkit.train.critic import Critic
-from reflectkit.train.learner import Learner, LearnerSettings, LocalLearner
+from reflectkit.train.learner import Learner, LearnerSettings
+from reflectkit.train.local_learner import LocalLearner
 from reflectkit.train.meter import Meter, MeteredService
 from reflectkit.train.plan import plan_report, tokens_a_pass
 from reflectkit.train.processes import Processes

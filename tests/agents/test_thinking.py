@@ -19,7 +19,8 @@ from reflectkit.models.load import LoadedModel
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import training_rows
-from reflectkit.train.learner import LearnerSettings, LocalLearner
+from reflectkit.train.learner import LearnerSettings
+from reflectkit.train.local_learner import LocalLearner
 from reflectkit.train.sft.tokens import encode
 from reflectkit.types import Observation, Trajectory
 from tests.conftest import make_player

@@ -28,7 +28,8 @@ from reflectkit.models.tiny import build_model
 from reflectkit.prompts import policy_prompt
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import training_rows
-from reflectkit.train.learner import LearnerSettings, LocalLearner
+from reflectkit.train.learner import LearnerSettings
+from reflectkit.train.local_learner import LocalLearner
 from reflectkit.train.microbatch import score, units
 from reflectkit.types import Decision, Message, Observation, Sample, Status, Task, Trajectory, Turn
 from tests.families import BEGIN, END, FAMILIES

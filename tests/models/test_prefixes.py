@@ -11,7 +11,8 @@ import torch
 from reflectkit.models.architecture import trunk_of
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.rows import Chunk, GrowingLayer, plan_tree, read, right_pad
-from reflectkit.train.learner import LearnerSettings, LocalLearner
+from reflectkit.train.learner import LearnerSettings
+from reflectkit.train.local_learner import LocalLearner
 from tests.models.test_scoring import gpt2, llama
 from tests.train.training import gradients_after, play, rows_of
 

@@ -22,7 +22,8 @@ from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import checkpoint
 from reflectkit.train.critic import Critic
 from reflectkit.train.curriculum import Level
-from reflectkit.train.learner import LearnerSettings, LocalLearner
+from reflectkit.train.learner import LearnerSettings
+from reflectkit.train.local_learner import LocalLearner
 from reflectkit.train.processes import Processes
 from reflectkit.train.trainer import Trainer, TrainerConfig
 from tests.train.training import objective

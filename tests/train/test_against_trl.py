@@ -15,7 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from reflectkit.models.load import LoadedModel, Reference, save_player
 from reflectkit.models.rows import left_pad
 from reflectkit.models.tiny import build_tokenizer
-from reflectkit.train.learner import LearnerSettings, LocalLearner
+from reflectkit.train.learner import LearnerSettings
+from reflectkit.train.local_learner import LocalLearner
 from reflectkit.types import Sample
 
 CPU = torch.device("cpu")

@@ -18,7 +18,8 @@ from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import training_rows
-from reflectkit.train.learner import LearnerSettings, LocalLearner
+from reflectkit.train.learner import LearnerSettings
+from reflectkit.train.local_learner import LocalLearner
 from reflectkit.train.losses import divergence, on_policy_enough
 from reflectkit.types import Sample, Trajectory
 

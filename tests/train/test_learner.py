@@ -20,9 +20,10 @@ from reflectkit.models.load import LoadedModel, Reference, save_player
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
-from reflectkit.train import learner, training_rows
+from reflectkit.train import local_learner, training_rows
 from reflectkit.train.critic import Critic
-from reflectkit.train.learner import LearnerSettings, LocalLearner
+from reflectkit.train.learner import LearnerSettings
+from reflectkit.train.local_learner import LocalLearner
 from reflectkit.train.losses import weighted_loss
 from reflectkit.train.microbatch import Unit, minibatches, packed, packed_as_trees, score, units
 from reflectkit.types import Decision, Message, Observation, Sample, Status, Task, Trajectory, Turn
@@ -103,7 +104,7 @@ def test_branches_in_one_row_change_nothing_but_speed(policy: LoadedModel, monke
         samples.append(Sample(tokens, (0,) * 20 + (1, 0), (-1,) * 20 + (0, -1), *columns, (), choices, str(number)))
     expected = gradients_after(policy, samples, max_tokens=60)
     passes = list[int]()
-    for module in (scoring, learner):
+    for module in (scoring, local_learner):
         monkeypatch.setattr(module, "reads_branches", lambda model: True)
     hook = policy.model.get_input_embeddings().register_forward_hook(lambda _, given, __: passes.append(len(given[0])))
     found = gradients_after(policy, samples, max_tokens=60)

@@ -19,7 +19,8 @@ from reflectkit.models.load import LoadedModel, save_player, with_adapter
 from reflectkit.sampling.base import Opening
 from reflectkit.sampling.config import backend
 from reflectkit.train.curriculum import Level
-from reflectkit.train.learner import LearnerSettings, LocalLearner
+from reflectkit.train.learner import LearnerSettings
+from reflectkit.train.local_learner import LocalLearner
 from reflectkit.train.rl_config import StalenessConfig
 from reflectkit.train.trainer import Trainer, TrainerConfig
 from reflectkit.types import Task

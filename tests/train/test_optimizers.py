@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from reflectkit.models.load import LoadedModel, load_player, save_player
-from reflectkit.train.learner import LearnerSettings, LocalLearner
+from reflectkit.train.learner import LearnerSettings
+from reflectkit.train.local_learner import LocalLearner
 from reflectkit.train.optimizers import new_optimizer
 from reflectkit.train.plan import optimizer_size
 from tests.train.training import play, rows_of

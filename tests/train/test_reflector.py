@@ -17,7 +17,8 @@ from reflectkit.models.load import LoadedModel
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train.curriculum import Level
-from reflectkit.train.learner import LearnerSettings, LocalLearner, LossOutput
+from reflectkit.train.learner import LearnerSettings, LossOutput
+from reflectkit.train.local_learner import LocalLearner
 from reflectkit.train.reflector import Branch, Compared, ReflectorTrainer, advantages, by_return, rows
 from reflectkit.train.rl_config import ReflectorTrainingConfig
 from reflectkit.train.trainer import Trainer, TrainerConfig

@@ -31,7 +31,8 @@ from reflectkit.sampling import checks
 from reflectkit.sampling.service import label_logprobs, label_rows, record_of
 from reflectkit.sampling.wire import GoneError
 from reflectkit.train import build
-from reflectkit.train.learner import LearnerSettings, LocalLearner
+from reflectkit.train.learner import LearnerSettings
+from reflectkit.train.local_learner import LocalLearner
 from reflectkit.train.service_learner import ServiceLearner
 from reflectkit.types import Message, Observation, Sample
 from tests.train.fake_service import ALPHA, FakeAdapter, FakeService

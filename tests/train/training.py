@@ -25,7 +25,8 @@ from reflectkit.train import training_rows
 from reflectkit.train.algorithms import AlgorithmConfig
 from reflectkit.train.critic import Critic
 from reflectkit.train.curriculum import Level
-from reflectkit.train.learner import LearnerSettings, LocalLearner
+from reflectkit.train.learner import LearnerSettings
+from reflectkit.train.local_learner import LocalLearner
 from reflectkit.train.losses import TrainedTokens
 from reflectkit.train.trainer import Trainer, TrainerConfig
 from reflectkit.types import Decision, Message, Observation, Sample, Task, Trajectory
