@@ -1,8 +1,11 @@
 """Each env as a text env of SkyRL (github.com/NovaSky-AI/SkyRL), through its package `skyrl-gym`.
 
-    from reflectkit.integrations import skyrl name = skyrl.register("support", brief=False)  #
-    "reflectkit/support"; call it in the process that trains skyrl.write_rows("train.jsonl",
-    skyrl.rows("support", task_file="data/support/train.json"))
+    from reflectkit.integrations import skyrl
+
+    name = skyrl.register("support", brief=False)
+    skyrl.write_rows("train.jsonl", skyrl.rows("support", task_file="data/support/train.json"))
+
+Call `register` in the process that trains.
 
 A row has the first prompt, and the task as JSON text: datasets would give the data of all tasks the
 same fields. The model answers with the number of a choice, a call of a tool (in the plain form or
