@@ -62,11 +62,11 @@ def started(
             if point is not None:
                 arm(point)
             code = call(arguments)
-            sys.stdout.flush()
-            sys.stderr.flush()
         except BaseException:
             traceback.print_exc()
         finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
             os._exit(code)
     return child
 

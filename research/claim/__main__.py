@@ -23,8 +23,6 @@ from typing import Any
 from reflectkit.jsonl import read_json
 from research.claim.arms import (
     ARMS,
-    PRIMARY,
-    SECONDARY,
     UNTRAINED,
     Records,
     Seed,
@@ -53,8 +51,8 @@ RESULTS, DATA, RECORDS = Path("results/claim"), Path("data/claim"), Path("resear
 PILOT_ARMS = ("plain", "pair")
 RISE, MOST = 0.1, 0.8
 """Of the plain policy in the pilot: in points of success, and of its whole rise."""
-EQUAL = ("plain", "pair", "think", "others")
-"""Arms with the same demonstrations, updates and episodes."""
+UNEQUAL = "longer"
+"""The arm that has more updates and episodes than the others."""
 
 
 def seed_of(name: str, world: World, number: int) -> Seed:
@@ -185,20 +183,20 @@ def read_records(name: str) -> dict[int, dict[str, Any]]:
     return records
 
 
-def complete(records: Records) -> dict[int, Mapping[str, Any]]:
+def complete(records: Records, world: World) -> dict[int, Mapping[str, Any]]:
     """The seeds with all arms. Ends the program if arms had not the same data, updates, code or processor."""
     whole = {}
     for seed, arms in records.items():
-        if set(ARMS) <= set(arms):
-            if names := unequal([arms[arm] for arm in EQUAL]):
+        if set(world.arms) <= set(arms):
+            if names := unequal([arms[arm] for arm in world.arms if arm != UNEQUAL]):
                 sys.exit(f"seed {seed}: the arms differ in {', '.join(names)}; they are not compared")
             whole[seed] = arms
     return whole
 
 
-def table(records: Records, fewest_seeds: int = 1) -> list[str]:
+def table(records: Records, world: World) -> list[str]:
     """Success of each player, costs of each arm, the comparisons, and the word of the rule, which takes as many seeds
-    as the records say, and at least `fewest_seeds`.
+    as the records say, and at least the world's fewest.
     """
     players: dict[str, dict[int, float]] = {}
     for seed, arms in records.items():
@@ -210,37 +208,35 @@ def table(records: Records, fewest_seeds: int = 1) -> list[str]:
         each = " · ".join(f"{seed}: {percent(success)}" for seed, success in by_seed.items())
         lines.append(f"| {player} | {percent(fmean(by_seed.values()))} | {each} |")
     lines += ["", *costs(records)]
-    whole = complete(records)
+    whole = complete(records, world)
     if not whole:
         return [*lines, "", "No seed is complete."]
-    needed = max(fewest_seeds, *(arms["pair"]["seeds_needed"] for arms in whole.values()))
+    first, second = world.primary
+    needed = max(world.fewest_seeds, *(arms[first]["seeds_needed"] for arms in whole.values()))
     lines += ["", f"Complete seeds: {len(whole)} of {needed}", ""]
     if len(whole) < needed:
         return [*lines, "Nothing is compared before all are complete."]
     lines += ["| first − second | points | 95 % interval | p |", "|---|---|---|---|"]
-    primary = compare(*(end_of(arm, whole) for arm in PRIMARY))
-    lines.append(row("**pair − plain**", primary))
-    begin = max(arms[arm]["curve"][0][0] for arms in whole.values() for arm in PRIMARY)
-    areas = {arm: [{"area": area(arms[arm]["curve"], begin)} for arms in whole.values()] for arm in PRIMARY}
-    lines.append(row("pair − plain, area below the curve", compare(*areas.values())))
-    for first, second in SECONDARY:
-        lines.append(row(f"{first} − {second}", compare(end_of(first, whole), end_of(second, whole))))
+    ends = [end_of(arm, whole) for arm in world.primary]
+    primary = compare(*ends)
+    lines.append(row(f"**{first} − {second}**", primary))
+    begin = max(arms[arm]["curve"][0][0] for arms in whole.values() for arm in world.primary)
+    areas = [[{"area": area(arms[arm]["curve"], begin)} for arms in whole.values()] for arm in world.primary]
+    lines.append(row(f"{first} − {second}, area below the curve", compare(*areas)))
+    for one, other in world.secondary:
+        lines.append(row(f"{one} − {other}", compare(end_of(one, whole), end_of(other, whole))))
     word = verdict(primary)
-    if word == "helps":
-        longer = compare(end_of("pair", whole), end_of("longer", whole))
+    if word == "helps" and UNEQUAL in world.arms:
+        longer = compare(end_of(first, whole), end_of(UNEQUAL, whole))
         word += ", also at equal tokens" if longer.low > 0 else "; not shown at equal tokens"
     lines += ["", f"A frozen reflector, by the rule: {word}."]
-    gaps = [fmean(ours.values()) - fmean(theirs.values()) for ours, theirs in _ends(whole)]
+    gaps = [fmean(ours.values()) - fmean(theirs.values()) for ours, theirs in zip(*ends, strict=True)]
     if len(gaps) > 1:
         chance = power(stdev(gaps), len(gaps))
         lines.append(
             f"Deviation between seeds: {percent(stdev(gaps))} points; power for {percent(SOUGHT)}: {chance:.2f}"
         )
     return lines
-
-
-def _ends(records: Records) -> list[tuple[dict[str, float], dict[str, float]]]:
-    return list(zip(*(end_of(arm, records) for arm in PRIMARY), strict=True))
 
 
 def row(name: str, found: Difference) -> str:
@@ -286,7 +282,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--world", choices=WORLDS, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", help="default: of the comparison 1, 2, … as many as it needs")
-    parser.add_argument("--arms", choices=ARMS, nargs="+", default=[*ARMS], help="default: all")
+    parser.add_argument("--arms", choices=ARMS, nargs="+", help="default: all of the world")
     parser.add_argument("--gate", action="store_true", help="only the gate, on its own seeds")
     parser.add_argument("--pilot", action="store_true", help="only the gate and the pilot, on seeds of their own")
     parser.add_argument("--table", action="store_true", help="run nothing; print what the kept results say")
@@ -298,10 +294,10 @@ def run(arguments: Sequence[str] | None = None) -> None:
         stop_after(given.minutes)
     if given.table:
         records = read_records(name)
-        print("\n".join(table({seed: records[seed] for seed in given.seeds or records}, world.fewest_seeds)))
+        print("\n".join(table({seed: records[seed] for seed in given.seeds or records}, world)))
         return
     if given.figure:
-        draw(complete(read_records(name)), given.figure)
+        draw(complete(read_records(name), world), world, given.figure)
         return
     print(f"code {code_digest()}", flush=True)
     world = passed(name, world)
@@ -314,10 +310,10 @@ def run(arguments: Sequence[str] | None = None) -> None:
         return
     for number in given.seeds or range(1, world.seeds + 1):
         seed = seed_of(name, world, number)
-        if not seed.kept(UNTRAINED):
+        if "pair" in world.arms and not seed.kept(UNTRAINED):
             seed.gate()
         seed.play_sft()
-        for arm in given.arms if has_rl else ():
+        for arm in (given.arms or world.arms) if has_rl else ():
             seed.train(arm)
     if not has_rl:
         print("RL of this world takes a GPU; the gate and SFT are done")

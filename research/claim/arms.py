@@ -19,7 +19,7 @@ import reflectkit
 from reflectkit.agents.two_player import TeacherComments
 from reflectkit.cli.main import main
 from reflectkit.data.problems import read_records
-from reflectkit.data.sft_rows import FILE_OF_ROLE
+from reflectkit.data.sft_rows import FILE_OF_ROLE, TYPED
 from reflectkit.env import Context
 from reflectkit.envs import env_class
 from reflectkit.envs.setup import EnvSetup
@@ -36,23 +36,29 @@ Episodes = dict[str, tuple[int, float, int]]
 """Success, return and number of steps by problem."""
 Records = Mapping[int, Mapping[str, Any]]
 """What is kept of each seed and arm."""
-PRIMARY = ("pair", "plain")
-SECONDARY = (("pair", "think"), ("pair", "longer"), ("pair", "others"))
-"""The comparisons of arms, the first minus the second."""
 SWAPPED = "comments.jsonl"
 """The reflector's own comments on the states of the demonstrations, for play with comments on other states."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to train. policy: the run of SFT that it starts from. reads: whether it reads the reflector's comments.
-    elsewhere: whether these are on other states. rl: flags of RL that differ from those of the other arms.
+    """One way to train.
+
+    policy: the run of SFT that it starts from. reads: whether it reads the reflector's comments. typed: whether this
+    reflector answers questions. elsewhere: whether its comments are on other states. rl: flags of RL that differ from
+    those of the other arms.
     """
 
     policy: str
     reads: bool = False
+    typed: bool = False
     elsewhere: bool = False
     rl: str = ""
+
+    @property
+    def is_taught(self) -> bool:
+        """Whether it can read its teacher's comments first, which are prose."""
+        return self.reads and not self.typed
 
 
 ARMS: Mapping[str, Arm] = {
@@ -61,13 +67,14 @@ ARMS: Mapping[str, Arm] = {
     "think": Arm("sft-think", rl="--temperature 1 --entropy-coef 0 --target-kl 0.001"),
     "others": Arm("sft-policy", reads=True, elsewhere=True),
     "longer": Arm("sft-plain"),
+    "typed": Arm("sft-policy-typed", reads=True, typed=True),
 }
-"""The arms in the order in which they run. `longer` is `plain`, continued."""
+"""All arms. `longer` is `plain`, continued."""
 TAUGHT = "taught"
 """The RL in which the pair's policy reads its teacher's comments."""
 UNDECIDING = (
     "title", "obey", "prepare", "on_cpu", "seeds", "most_seeds", "fewest_seeds", "gate_seeds", "pilot_seeds",
-    "pilot_updates", "tries", "rates",
+    "pilot_updates", "tries", "rates", "arms", "primary", "secondary",
 )  # fmt: skip
 """Settings of a world that do not decide what an arm gives."""
 UNTRAINED, SFT = "untrained", "sft"
@@ -154,23 +161,29 @@ class Seed:
         self.run(name, "gen-sft", *shared, "--out-dir", out, *flags)
         return out
 
-    def sft(self, name: str, role: str, rows: Path, steps: int) -> Path:
-        """One SFT."""
+    def sft(self, name: str, role: str, file: Path, steps: int, *flags: object) -> Path:
+        """One SFT on the rows of `file`."""
         world = self.world
         new = world.model.replace("DTYPE", dtype()).split()
-        flags = ["--role", role, "--task-file", rows / FILE_OF_ROLE[role], "--max-steps", steps]
-        return self.run(name, "sft", *flags, *new, *world.sft.split())
+        wanted = ["--role", role, "--task-file", file, "--max-steps", steps, *flags]
+        return self.run(name, "sft", *wanted, *new, *world.sft.split())
 
-    def reflector(self) -> Path:
-        """The reflector."""
-        return self.sft("sft-reflector", "reflection", self.data / "rows", self.world.reflector_steps)
+    def reflector(self, typed: bool = False) -> Path:
+        """The reflector, which writes, or answers questions if it is `typed`."""
+        steps = self.world.reflector_steps
+        if typed:
+            rows = self.make_rows("rows-typed", "--questions")
+            return self.sft("sft-reflector-typed", "reflection", rows / TYPED, steps, "--typed")
+        return self.sft("sft-reflector", "reflection", self.data / "rows" / FILE_OF_ROLE["reflection"], steps)
 
     def start(self, name: str) -> Path:
         """The policy that RL starts from."""
-        role, rows = name.removeprefix("sft-"), self.data / "rows"
-        if role == "policy" and self.world.comments != "teacher":
+        role, rows = name.removeprefix("sft-").removesuffix("-typed"), self.data / "rows"
+        if name.endswith("-typed"):
+            rows = self.own_rows(typed=True)
+        elif role == "policy" and self.world.comments != "teacher":
             rows = self.make_rows("rows-both", "--comments", self.world.comments, "--reflector", self.reflector())
-        return self.sft(name, role, rows, self.world.policy_steps)
+        return self.sft(name, role, rows / FILE_OF_ROLE[role], self.world.policy_steps)
 
     def reader(self) -> Path:
         """The pair's policy, before it reads its reflector in RL."""
@@ -207,9 +220,12 @@ class Seed:
         if self.kept(SFT):
             return
         self.prepare()
-        starts = {name: f"{self.start(ARMS[name].policy)}" for name in ("plain", "think")}
-        starts["pair"] = f"{self.start('sft-policy')}+{self.reflector()}"
-        players = {f"{name}, SFT": start for name, start in starts.items()}
+        players = {}
+        for name in self.world.arms:
+            arm = ARMS[name]
+            if name != "longer" and not arm.elsewhere:
+                reads = f"+{self.reflector(arm.typed)}" if arm.reads else ""
+                players[f"{name}, SFT"] = f"{self.start(arm.policy)}{reads}"
         self.keep(SFT, played(self.evaluate("evaluation-sft", players)))
 
     # ----------------------------------------------------------------------------------------------------------- arms
@@ -222,26 +238,31 @@ class Seed:
         arm = ARMS[name]
 
         # 1. The models that RL starts from
-        start = self.reader() if arm.reads else self.start(arm.policy)
+        start = self.reader() if arm.is_taught else self.start(arm.policy)
         models, flags = ["--policy", start], list[object]()
         if arm.reads:
-            models += ["--reflector", self.reflector()]
+            models += ["--reflector", self.reflector(arm.typed)]
         if arm.elsewhere:
-            flags += ["--swap-comments", 1, "--swap-from", self.own_comments()]
+            flags = self.comments_elsewhere()
 
         # 2. RL
-        updates = self.world.updates + (0 if arm.reads else self.world.taught)
+        updates = self.world.updates + (0 if arm.is_taught else self.world.taught)
         if name == "longer":
             updates = self.updates_for_tokens(updates)
         run = self.rl("plain" if name == "longer" else name, updates, *models, *flags, special=arm.rl)
 
         # 3. Play the held-out problems
-        reads = f"+{self.reflector()}" if arm.reads else ""
-        players = {name: f"{run / f'checkpoint-{updates}'}{reads}"}
-        if arm.reads and self.world.taught:
+        reads = f"+{self.reflector(arm.typed)}" if arm.reads else ""
+        trained = f"{run / f'checkpoint-{updates}'}{reads}"
+        players = {name: trained}
+        if arm.is_taught and self.world.taught:
             players[f"{name}, taught"] = f"{start}{reads}"
-        evaluation = self.evaluate(f"evaluation-{name}", players, *flags)
-        self.keep(name, played(evaluation), self.facts(name, run, updates))
+        results = played(self.evaluate(f"evaluation-{name}", players, *flags))
+        if arm.typed:
+            wrong = self.comments_elsewhere(typed=True)
+            elsewhere = {f"{name}, on other states": trained}
+            results |= played(self.evaluate(f"evaluation-{name}-elsewhere", elsewhere, *wrong))
+        self.keep(name, results, self.facts(name, run, updates))
 
     def rl(self, name: str, updates: int, *flags: object, special: str = "") -> Path:
         """The RL of one arm, up to so many updates. As the learning rate is constant, a run can be continued, and its
@@ -253,13 +274,20 @@ class Seed:
         wanted += ["--learning-rate", world.rate, *special.split()]
         return self.play(f"rl-{name}", "rlft", *flags, *world.rl.split(), *wanted, updates=updates)
 
-    def own_comments(self) -> Path:
-        """The file of the reflector's comments on the states of the demonstrations, each with its prompt."""
-        rows = self.make_rows("rows-own", "--comments", "reflector", "--reflector", self.reflector())
+    def own_rows(self, typed: bool = False) -> Path:
+        """The folder of the rows of the demonstrations with a reflector's comments."""
+        name = "rows-own-typed" if typed else "rows-own"
+        return self.make_rows(name, "--comments", "reflector", "--reflector", self.reflector(typed))
+
+    def comments_elsewhere(self, typed: bool = False) -> list[object]:
+        """The flags of play with a reflector's comments on other states: those that it makes on the states of the
+        demonstrations, each with its prompt.
+        """
+        rows = self.own_rows(typed)
         path = rows / SWAPPED
         if not path.is_file():
             write_jsonl(path, [_comment_of(row["prompt"]) for _, row in read_jsonl(rows / FILE_OF_ROLE["policy"])])
-        return path
+        return ["--swap-comments", 1, "--swap-from", path]
 
     def updates_for_tokens(self, updates: int) -> int:
         """How many updates of `plain` take as many tokens as the pair's whole training, at the tokens that its first
@@ -277,8 +305,8 @@ class Seed:
         arm, world = ARMS[name], self.world
         runs = [self.folder / arm.policy, run]
         if arm.reads:
-            runs.append(self.folder / "sft-reflector")
-        taught = world.taught if arm.reads else 0
+            runs.append(self.reflector(arm.typed))
+        taught = world.taught if arm.is_taught else 0
         if taught:
             runs.append(self.folder / f"rl-{TAUGHT}")
         metrics = [row for _, row in read_jsonl(run / "metrics.jsonl") if row["step"] <= updates]

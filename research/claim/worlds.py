@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,12 @@ class World:
     """Number of held-out problems that are played; 0: all."""
     on_cpu: bool = True
     """Whether its RL is for a CPU, too."""
+    arms: tuple[str, ...] = ("plain", "pair", "think", "others", "longer")
+    """In the order in which they run."""
+    primary: tuple[str, str] = ("pair", "plain")
+    """The arms that are compared, the first minus the second."""
+    secondary: tuple[tuple[str, str], ...] = (("pair", "think"), ("pair", "longer"), ("pair", "others"))
+    """Other comparisons."""
 
     @property
     def env_flags(self) -> list[object]:
@@ -189,6 +195,19 @@ WORLDS = {
             {"demonstrations": 160},
         ),
     ),
+    # Each arm has as many updates as those of `taxi`; a typed reflector has no teacher whose comments come first
+    "taxi-typed": replace(
+        TAXI,
+        title="DangerousTaxi, the whole task, a typed reflector",
+        demonstrations=20,
+        updates=42,
+        seeds=10,
+        gate_seeds=(),
+        pilot_seeds=(),
+        arms=("plain", "typed"),
+        primary=("typed", "plain"),
+        secondary=(),
+    ),
     "explore": World(
         env="auto_explore",
         title="AutoExplore, a demonstrator that searches, SmolLM2-135M",
@@ -242,6 +261,7 @@ WORLDS = {
         pilot_seeds=(),
         horizon=4,
         taught=1,
+        arms=("plain", "pair", "think", "others", "longer", "typed"),
     ),
 }
 

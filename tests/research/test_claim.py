@@ -26,7 +26,8 @@ from tests.kill import fork_killed_at
 ROOT = Path(__file__).parents[2]
 
 RUN = ["--world", "corridor", "--seeds", "1"]
-EQUAL = ("plain", "pair", "think", "others")
+EQUAL = ("plain", "pair", "think", "others", "typed")
+CORRIDOR = WORLDS["corridor"]
 
 
 def called(arguments: list[str]) -> int:
@@ -77,10 +78,10 @@ def test_the_arms_have_equal_data_and_updates(place: Path, records: Mapping[str,
         for file in ("rows/sft.jsonl", "rows-both/sft_policy.jsonl", "rows/sft_think.jsonl")
     }
     assert len({frozenset(seen) for seen in states.values()}) == 1, "all policies learn from the same states"
-    trained = {arm: settings(place, f"rl-{arm}") for arm in ("taught", "pair", "think", "others")}
+    trained = {arm: settings(place, f"rl-{arm}") for arm in ("taught", "pair", "think", "others", "typed")}
     for name in ("learning_rate", "algo", "epochs", "minibatch", "episodes", "schedule"):
         assert len({str(each[name]) for each in trained.values()}) == 1, name
-    assert [trained[arm]["max_steps"] for arm in trained] == [1, 1, 2, 1], "the teacher's update counts"
+    assert [trained[arm]["max_steps"] for arm in trained] == [1, 1, 2, 1, 2], "the teacher's update counts"
 
 
 def test_the_longer_arm_takes_the_pairs_tokens(records: Mapping[str, Any]) -> None:
@@ -89,6 +90,23 @@ def test_the_longer_arm_takes_the_pairs_tokens(records: Mapping[str, Any]) -> No
     updates = round(2 * (sum(pair.values()) - plain["sft-plain"]) / plain["rl-plain"])
     assert records["longer"]["updates"] == updates > 2
     assert longer["rl-plain"] > plain["rl-plain"]
+
+
+def test_a_typed_reflector_is_read_and_counted(place: Path, records: Mapping[str, Any]) -> None:
+    typed = records["typed"]
+    assert set(typed["tokens"]) == {"sft-policy-typed", "sft-reflector-typed", "rl-typed"}
+    assert all(tokens > 0 for tokens in typed["tokens"].values())
+    assert set(typed["success"]) == {"typed", "typed, on other states"}
+    assert "typed, SFT" in records["sft"]["success"]
+    states = {row["prompt"] for row in rows(place, "data/claim/corridor-1/rows-typed/sft_typed.jsonl")}
+    trained = settings(place, "sft-reflector-typed")
+    assert (trained["typed"], trained["max_steps"], len(states) > 1) == (True, 3, True)
+    comments = rows(place, "data/claim/corridor-1/rows-own-typed/comments.jsonl")
+    assert all(row["completion"].lstrip().startswith("likely: ") for row in comments)
+    for turn in (
+        turn for row in rows(place, "results/claim/corridor-1/evaluation-typed/episodes.jsonl") for turn in row["turns"]
+    ):
+        assert turn["reflection"].startswith("likely: ")
 
 
 def test_mismatched_comments_are_those_of_other_states(place: Path) -> None:
@@ -117,11 +135,12 @@ def test_nothing_is_compared_before_all_seeds_are_in(
     shown = capsys.readouterr().out
     assert "Complete seeds: 1 of 2\n\nNothing is compared before all are complete." in shown
     assert "pair − plain" not in shown
-    assert "Complete seeds: 1 of 10" in table({1: records}, 10), "more than the pilot says"
+    more = replace(CORRIDOR, fewest_seeds=10)
+    assert "Complete seeds: 1 of 10" in table({1: records}, more), "more than the pilot says"
     unequal = {1: {**records, "think": records["think"] | {"updates": 3}}}
     with pytest.raises(SystemExit, match="differ in updates"):
-        complete(unequal)
-    assert "No seed is complete." in table({1: {"plain": records["plain"]}})
+        complete(unequal, CORRIDOR)
+    assert "No seed is complete." in table({1: {"plain": records["plain"]}}, CORRIDOR)
 
 
 def test_the_figure_is_the_same_bytes_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,6 +274,7 @@ class DecisionTrainer(SharingTrainer):
         # 2. Their mean loss
         losses_B, _ = decision_losses(model, rows, self.processing_class.pad_token_id, learns=True)
         self._total_train_tokens += sum(lengths)
+        self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
         count = len(losses_B) if num_items_in_batch is None else num_items_in_batch
         loss = losses_B.sum() / count
         return (loss, {}) if return_outputs else loss
