@@ -317,8 +317,8 @@ def salvaged(path: Path, fields: Mapping[str, Any]) -> Iterator[dict[str, Any] |
     with path.open("rb") as file:
         for line in filter(bytes.strip, file):
             try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):  # not UTF-8, cut off, nested too deep
+                row = json.loads(line, parse_constant=_refused, parse_float=finite)
+            except (ValueError, RecursionError):  # not UTF-8, cut off, infinite, nested too deep
                 row = None
             yield (
                 row

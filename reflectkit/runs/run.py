@@ -510,7 +510,7 @@ def differing_settings(folders: Iterable[Path]) -> list[str]:
 
 
 def record_checksum(record: Mapping[str, Any]) -> str:
-    """SHA-256 of the other entries of a config.json."""
+    """SHA-256 of the other entries of a config.json or a report.json."""
     text = dumps({name: value for name, value in record.items() if name != CHECKSUM})
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
@@ -535,6 +535,7 @@ class Run:
             "tables": [to_json(table) for table in self.tables],
             "outputs": {str(path): digest(path) for path in outputs},
         }
+        record[CHECKSUM] = record_checksum(record)
         write_json(self.folder / "report.json", record)
         return Report(self.stage, self.folder, dict(figures), tuple(outputs), tuple(self.tables))
 
@@ -669,11 +670,13 @@ def finished_as(stage: str, config: Any) -> Report | None:
 
 
 def _finished(stage: str, folder: Path) -> Report | None:
-    """The report of a finished run whose outputs have not changed; otherwise None."""
+    """The report of a finished run, if neither it nor an output has changed; otherwise None."""
     if not (folder / "report.json").is_file():
         return None
     try:
         record = read_json(folder / "report.json")
+        if record[CHECKSUM] != record_checksum(record):
+            return None
         # Of a folder that was copied or moved, its own files count, and not the original's
         original = Path(record["folder"])
         outputs = {}

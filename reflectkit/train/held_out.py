@@ -13,6 +13,7 @@ from typing import Any
 from reflectkit.agents.scripted import RandomAgent
 from reflectkit.console import Table
 from reflectkit.envs import cluster_of
+from reflectkit.errors import DataError
 from reflectkit.evals.stats import by_cluster, mean_interval, rate_interval
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.rollouts.episode import rollout
@@ -47,10 +48,42 @@ def measure(
         trajectories_of[RANDOM] = rollout(
             episodes, level.make, RandomAgent(), width=trainer.config.width
         )
-    outcomes = read_json(path) if path.is_file() and player != BEFORE else {}
+    outcomes = {} if player == BEFORE else earlier(folder, level)
     for name, trajectories in trajectories_of.items():
         outcomes[name] = [_outcome(trajectory) for trajectory in trajectories]
     write_json(path, outcomes)
+
+
+def earlier(folder: Path, level: Level) -> dict[str, Any]:
+    """The outcomes on `level` that the file in `folder` has; empty if it is missing or damaged."""
+    try:
+        outcomes = read_json(folder / OUTCOMES)
+    except DataError:
+        return {}
+    tasks = sorted(task.id for task in level.tasks)
+    is_whole = (
+        isinstance(outcomes, dict)
+        and BEFORE in outcomes
+        and outcomes.keys() <= {BEFORE, AFTER, RANDOM}
+        and all(_are_outcomes(rows, tasks) for rows in outcomes.values())
+    )
+    return outcomes if is_whole else {}
+
+
+def _are_outcomes(rows: object, tasks: Sequence[str]) -> bool:
+    """Whether `rows` are what `_outcome` gives, one for each of `tasks`, which are sorted."""
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        return False
+    for row in rows:
+        has_types = (
+            isinstance(row.get("task"), str)
+            and isinstance(row.get("success"), bool | None)
+            and type(row.get("return")) in (int, float)
+            and row.get("status") in [status.value for status in Status]
+        )
+        if not has_types:
+            return False
+    return sorted(row["task"] for row in rows) == tasks
 
 
 def _outcome(trajectory: Trajectory) -> dict[str, Any]:

@@ -334,9 +334,16 @@ class HeldOut(Callback):
 
     @override
     def begin(self, state: FitState, contexts: ExitStack) -> None:
-        if state.run.problems.held_out is not None and state.trainer.step == 0:
-            held_out.measure(
-                state.run.problems.held_out, held_out.BEFORE, state.folder, state.trainer
+        level = state.run.problems.held_out
+        if level is None:
+            return
+        if state.trainer.step == 0:
+            held_out.measure(level, held_out.BEFORE, state.folder, state.trainer)
+            return
+        if state.trainer.processes.first and not held_out.earlier(state.folder, level):
+            state.progress.news(
+                f"{state.folder / held_out.OUTCOMES} is missing or damaged: what the policy did"
+                " before training is lost; training goes on"
             )
 
     @override

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from reflectkit.jsonl import read_json, read_jsonl, write_json
 from reflectkit.models.load import load_player
 from reflectkit.prompts import PROMPT_VERSION
 from reflectkit.runs.run import checkpoints, seal
-from reflectkit.train import build
+from reflectkit.train import build, held_out
 from reflectkit.train.learner import PolicyLearner
 from reflectkit.train.loop import ProgressBar
 from reflectkit.train.trainer import Trainer
@@ -420,5 +422,53 @@ def test_a_resumed_run_has_the_same_outcomes_on_held_out_problems(
     (run / "report.json").unlink()
     assert main(command) == 0
     assert (run / "held_out.json").read_bytes() == before
+    assert "is lost" not in capsys.readouterr().out
     assert main(["evaluate", "--env", ENV, "--policy", "results/run", "--problems", "5", "--name", "test"]) == 0
     assert "Held-out" in (tmp_path / "results" / "test" / "eval.md").read_text()
+
+
+def test_damaged_outcomes_are_told_of_and_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["rlft", "--env", ENV, "--model", "tiny", "--episodes", "8", "--save-steps", "1", "--device", "cpu",
+               "--validate-problems", "4", "--name", "run", "--max-steps"]  # fmt: skip
+    assert main([*command, "1"]) == 0
+    file = tmp_path / "results/run/held_out.json"
+    whole = read_json(file)
+    assert "is lost" not in capsys.readouterr().out
+
+    # 1. What is damaged
+    tasks = [SimpleNamespace(id=row["task"]) for row in whole["before"]]
+    level: Any = SimpleNamespace(tasks=tasks)
+    first, *others = whole["before"]
+    for part in (None, [], others, [first, *whole["before"]], {"task": "a"}, [None, *others]):
+        write_json(file, whole | {"before": part})
+        assert not held_out.earlier(file.parent, level), part
+    wrong = {"status": "odd", "return": "abc", "success": 1, "task": "another"}
+    for name, value in [*wrong.items(), ("return", True), ("status", [])]:
+        write_json(file, {"before": [first | {name: value}, *others]})
+        assert not held_out.earlier(file.parent, level), (name, value)
+    for content in (None, [], {}, {"after": whole["after"]}, whole | {"other": whole["after"]}):
+        write_json(file, content)
+        assert not held_out.earlier(file.parent, level), content
+    write_json(file, whole)
+    assert held_out.earlier(file.parent, level) == whole
+
+    # 2. A run with it goes on
+    file.write_text("null")
+    assert main([*command, "2"]) == 0
+    assert "what the policy did before training is lost" in capsys.readouterr().out
+    assert read_json(file).keys() == {"after"}
+
+
+@pytest.mark.parametrize("value", ["NaN", "1e999", "-Infinity"])
+def test_a_line_of_metrics_that_is_no_json_is_dropped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    command = ["rlft", "--env", "corridor", "--model", "tiny", "--episodes", "8", "--validate-problems", "0",
+               "--save-steps", "1", "--device", "cpu", "--name", "run", "--max-steps"]  # fmt: skip
+    assert main([*command, "2"]) == 0
+    metrics = tmp_path / "results/run/metrics.jsonl"
+    first, rest = metrics.read_text().split("\n", 1)
+    metrics.write_text(re.sub(r'"entropy": [^,]*', f'"entropy": {value}', first) + "\n" + rest)
+    assert main([*command, "3"]) == 0
+    assert "damaged" in capsys.readouterr().out
+    assert [row["step"] for _, row in read_jsonl(metrics)] == [2, 3]

@@ -16,7 +16,7 @@ import pytest
 
 from reflectkit.config import Config, build, option
 from reflectkit.errors import CheckpointError, ConfigError, DataError
-from reflectkit.jsonl import is_locked, locked
+from reflectkit.jsonl import is_locked, locked, read_json, write_json
 from reflectkit.runs import run as runs
 from reflectkit.runs.run import CHECKSUMS, RunConfig, digest, refuse_damage, seal, verify
 
@@ -125,6 +125,19 @@ def trained(results: Path, steps: int, made: int | None = None, **values: Any) -
             if made != 0:
                 run.finish({"steps": made or steps})
         return run.folder.name, run.done is not None, run.earlier_steps
+
+
+@pytest.mark.parametrize("figures", [None, [], {}, {"steps": "2"}, {"steps": 5}])
+def test_a_report_that_was_changed_counts_as_none(tmp_path: Path, figures: object) -> None:
+    trained(tmp_path, 2, name="a")
+    report = tmp_path / "a/report.json"
+    whole = report.read_bytes()
+    write_json(report, read_json(report) | {"figures": figures})
+    assert trained(tmp_path, 2, name="a") == ("a", False, ())
+    assert report.read_bytes() == whole
+    write_json(report, read_json(report) | {"figures": figures})
+    with pytest.raises(ConfigError, match="--max-steps 2 there, 1 here"):
+        trained(tmp_path, 1, name="a")
 
 
 @pytest.mark.parametrize("name", ["", "a"])
