@@ -4,6 +4,7 @@ code in it is run.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Iterable
@@ -52,6 +53,10 @@ allow for padding.
 """
 BASE_FOLDER = "base_folder"
 """Key in the role file of the path of an adapter's base."""
+BASE_WEIGHTS = "base_weights"
+"""Key there of the digest of this base's weights, if it is a folder."""
+SAMPLED_BLOCKS, BLOCK = 256, 4096
+"""How many blocks of a file of weights are read for this digest, and their bytes."""
 
 
 def model_facts(source: Path) -> dict[str, Any]:
@@ -234,23 +239,49 @@ def base_of(folder: Path) -> str | None:
     return name
 
 
-def base_fact(
+def base_facts(
     model: Any,
     adapter: str,
     folder: Path,
 ) -> dict[str, Any]:
-    """What a checkpoint in `folder` records about the base of `adapter`: nothing unless that is a
-    relative path.
+    """What a checkpoint in `folder` records about the base of `adapter`, if that is a folder: a
+    digest of its weights, and where it is if its path is a relative one.
     """
     name = model.peft_config[adapter].base_model_name_or_path
-    if not name or os.path.isabs(name) or not os.path.isdir(name):
+    if not name or not os.path.isdir(name):
         return {}
-    return {
-        BASE_FOLDER: {
-            "name": name,
-            "path": os.path.relpath(os.path.realpath(name), os.path.realpath(folder)),
-        }
-    }
+    facts: dict[str, Any] = {BASE_WEIGHTS: _digest_of_weights(Path(name))}
+    if not os.path.isabs(name):
+        path = os.path.relpath(os.path.realpath(name), os.path.realpath(folder))
+        facts[BASE_FOLDER] = {"name": name, "path": path}
+    return facts
+
+
+def refuse_other_base(folder: Path, base: str | None) -> None:
+    """Raises CheckpointError if the adapter in `folder` was trained on other weights than its
+    `base` has now.
+    """
+    recorded = model_facts(folder).get(BASE_WEIGHTS)
+    if base is None or recorded is None or not os.path.isdir(base):
+        return
+    if recorded != _digest_of_weights(Path(base)):
+        raise CheckpointError(
+            f"{folder} is an adapter of {base}, which has other weights now than in training;"
+            " restore that model, or train the adapter again"
+        )
+
+
+def _digest_of_weights(folder: Path) -> str:
+    """A digest of the weights in `folder`: the sizes of their files, and blocks all over them."""
+    content = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        content.update(f"{size}\n".encode())
+        with path.open("rb") as file:
+            for number in range(SAMPLED_BLOCKS):
+                file.seek(number * max(0, size - BLOCK) // (SAMPLED_BLOCKS - 1))
+                content.update(file.read(BLOCK))
+    return content.hexdigest()
 
 
 def context_of(source: str | Path) -> int | None:

@@ -24,13 +24,14 @@ from reflectkit.models.chat import Dialogue
 from reflectkit.models.checkpoint_metadata import (
     ROLE_FILE,
     SERVICE,
-    base_fact,
+    base_facts,
     base_of,
     checked_facts,
     config_of,
     first_line,
     load_tokenizer,
     model_facts,
+    refuse_other_base,
     unusable,
 )
 from reflectkit.models.hub import hub_options, looks_local
@@ -115,6 +116,7 @@ def load_player(
         refuse_damage(folder)
         refuse_service(folder)
     base_name = base_of(folder)
+    refuse_other_base(folder, base_name)
     fetching = hub_options(base_name or source)
 
     # 2. How to load it
@@ -449,6 +451,7 @@ def _add_adapter(
     """Add another adapter to `model`, called `name`. Raises CheckpointError."""
     try:
         refuse_damage(Path(folder))
+        refuse_other_base(Path(folder), base_of(Path(folder)))
         model.load_adapter(str(folder), adapter_name=name)
         _refuse_missing_adapter(model, Path(folder), name)
     except CheckpointError:
@@ -549,7 +552,7 @@ def save_player(
     if hasattr(player.model, "peft_config"):
         adapter = player.adapter or POLICY_ADAPTER
         options["selected_adapters"] = [adapter]
-        all_facts |= base_fact(player.model, adapter, folder)
+        all_facts |= base_facts(player.model, adapter, folder)
     if weights is not None:
         options["state_dict"] = dict(weights)
     all_facts |= facts or {}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from reflectkit.errors import CheckpointError
 from reflectkit.jsonl import read_json, write_json
@@ -99,3 +100,18 @@ def test_an_adapter_loads_from_any_folder(
     for file in adapter.glob("tokenizer*"):
         file.unlink()
     assert load_player(adapter, device="cpu").tokenizer.get_vocab() == here.tokenizer.get_vocab()  # its base's
+
+
+def test_an_adapter_is_refused_on_a_base_with_other_weights(project: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(BASE, tmp_path / "copy")
+    file = BASE / "model.safetensors"
+    weights = load_file(file)
+    name = next(iter(weights))
+    weights[name][0] += 0.001
+    save_file(weights, file, {"format": "pt"})
+    seal(BASE)
+    with pytest.raises(CheckpointError, match="which has other weights now than in training; restore that model"):
+        load_player(ADAPTER, device="cpu")
+    shutil.rmtree(BASE)
+    shutil.copytree(copied, BASE)
+    load_player(ADAPTER, device="cpu")
