@@ -220,16 +220,17 @@ def _draw_curves(
 
 
 def _default_curve(paths: Sequence[Path]) -> str:
-    """The success rate, or the return where not every update has one."""
-    rows = [row for path in paths for _, row in read_jsonl(path)]
-    return "success_rate" if all("success_rate" in row for row in rows) else "return"
+    """The success rate; the return where not every update has one, or none is above 0."""
+    rates = [row.get("success_rate") for path in paths for _, row in read_jsonl(path)]
+    return "success_rate" if None not in rates and any(rates) else "return"
 
 
 def _default_bar(evals: Sequence[Path]) -> str:
-    """Success, or the return where a player has none."""
+    """Success; the return where a player has none, or nobody ever succeeded."""
     try:
         rows = [row for folder in evals for row in read_json(folder / "eval.json")["rows"]]
-        return "success" if all(row["success"] is not None for row in rows) else "return"
+        successes = [row["success"] for row in rows]
+        return "success" if None not in successes and any(successes) else "return"
     except (KeyError, TypeError):
         return "success"  # `_read_bars` says what is wrong
 

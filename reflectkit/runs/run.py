@@ -397,24 +397,31 @@ class Identity:
         return report is not None and report.figures["steps"] >= self.settings[STEPS]
 
     def difference(self, record: Mapping[str, Any]) -> str:
-        """The seed, or the first setting, or else input, that differs in `record`."""
+        """What differs in `record`: the seed, or the first setting, or else input, or else limit."""
         # 1. Settings; the seed first, since models depend on it
         settings = record["settings"]
-        names = {*settings, *self.settings}
-        for name in sorted(names, key=lambda name: (name != "seed", name)):
-            there = settings.get(name)
-            here = self.settings.get(name)
-            if there != here:
-                is_variable = name.isupper() or name.startswith("$")
-                setting = name if is_variable else flag(name)
-                return f"{setting} {_shown(there)} there, {_shown(here)} here"
+        names = sorted({*settings, *self.settings}, key=lambda name: (name != "seed", name))
+        differing = [name for name in names if settings.get(name) != self.settings.get(name)]
+        for name in differing:
+            if name not in self.limits:
+                return self._shown_difference(name, settings)
 
         # 2. Inputs
         inputs = record["inputs"]
         for path in {**self.inputs, **inputs}:
             if self.inputs.get(path) != inputs.get(path):
                 return f"{path} was different"
+
+        # 3. Limits, which alone are often no reason to refuse a run
+        if differing:
+            return self._shown_difference(differing[0], settings)
         return "another process made it just now"
+
+    def _shown_difference(self, name: str, there: Mapping[str, Any]) -> str:
+        """A setting as it is `there`, and here."""
+        is_variable = name.isupper() or name.startswith("$")
+        setting = name if is_variable else flag(name)
+        return f"{setting} {_shown(there.get(name))} there, {_shown(self.settings.get(name))} here"
 
 
 def digest(path: Path) -> str:

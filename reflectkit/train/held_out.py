@@ -203,3 +203,24 @@ def shortfall(figures: Mapping[str, Any]) -> str:
     if after.get("success", 1) < random.get("success", 0):
         return "fewer successes than a random player"
     return ""
+
+
+def gap(figures: Mapping[str, Any], sampled: Mapping[str, Any]) -> str:
+    """A sentence where the most likely actions on held-out problems do worse than sampled ones did
+    in training; "" where that is not shown.
+
+    figures: of `table`. sampled: success_rate and return of the last updates.
+
+    >>> gap({"after": {"return": -2.0, "low": -2.3, "high": -1.7}}, {"return": 1.2})[:67]
+    'the most likely actions have return -2 on held-out problems, sampled'
+    """
+    after = figures.get(AFTER, {})
+    name = "success" if "success" in after else "return"
+    reached = sampled.get("success_rate" if name == "success" else "return")
+    if reached is None or "high" not in after or reached <= after["high"]:
+        return ""
+    return (
+        f"the most likely actions have {name} {_text(after[name], name)} on held-out problems,"
+        f" sampled ones had {_text(reached, name)} in training: `evaluate --temperature 1` shows"
+        " whether that is due to the actions or to the problems"
+    )

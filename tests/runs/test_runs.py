@@ -127,6 +127,22 @@ def trained(results: Path, steps: int, made: int | None = None, **values: Any) -
         return run.folder.name, run.done is not None, run.earlier_steps
 
 
+def test_a_changed_input_is_named_before_a_limit(tmp_path: Path) -> None:
+    source = tmp_path / "input"
+    settings = [
+        build(Example, {"results_dir": tmp_path, "max_steps": steps, "name": "a"}, "example") for steps in (2, 3)
+    ]
+    source.write_text("1")
+    with runs.open_run("rlft", settings[0], [source], limits=("max_steps",)) as run:
+        run.finish({"steps": 2})
+    source.write_text("2")
+    with (
+        pytest.raises(ConfigError, match=f"{source} was different"),
+        runs.open_run("rlft", settings[1], [source], limits=("max_steps",)),
+    ):
+        pass
+
+
 @pytest.mark.parametrize("figures", [None, [], {}, {"steps": "2"}, {"steps": 5}])
 def test_a_report_that_was_changed_counts_as_none(tmp_path: Path, figures: object) -> None:
     trained(tmp_path, 2, name="a")
