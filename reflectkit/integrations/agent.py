@@ -16,6 +16,7 @@ import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -40,9 +41,9 @@ from reflectkit.sampling.engine import PlayerEngineConfig
 from reflectkit.seeding import derive
 from reflectkit.types import THINKING, Decision, Message, Observation, ToolCall, ToolUse
 
-Input = str | Observation | Sequence[Message | Mapping[str, str]]
+Input = str | Observation | Sequence[Message | Mapping[str, str]] | Any
 """What an agent sees: a text; messages, oldest first, each a `Message` or `{"role": …, "content":
-…}`; or all of an `Observation`.
+…}`; all of an `Observation`; or what the game of Gymnasium returns that it was trained in.
 """
 
 
@@ -85,7 +86,7 @@ def observation_of(view: Input, choices: Sequence[str] | None) -> Observation:
             each if isinstance(each, Message) else Message(each["role"], each["content"])
             for each in plain
         ]
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, IndexError):  # the last of an array
         parts = []
     if not parts or any(message.role not in ROLES for message in parts):
         raise ConfigError(
@@ -229,10 +230,11 @@ class LoadedAgent:
         """What it does about `seen`.
 
         Args:
-            seen: A text, a list of messages, or an `Observation`.
+            seen: A text, a list of messages, an `Observation`, or what the game of Gymnasium
+                returned that it was trained in.
             choices: The legal actions, in the order of training; default: those of the env that it
-                was trained in, if they are the same in every state. Without choices it answers in
-                words.
+                was trained in, if they are the same in every state or `seen` has their mask.
+                Without choices it answers in words.
 
         Raises:
             ConfigError: `seen` or `choices` is of the wrong kind.
@@ -312,7 +314,7 @@ class LoadedAgent:
         earlier comments are missing.
         """
         # 1. A policy that reads comments needs those of all turns
-        observation = observation_of(view, choices)
+        observation = observation_of(*self._in_game(view, choices))
         is_begun = "assistant" in [message.role for message in observation.messages]
         if observation.replies and getattr(self._agent, "reflector", None) and is_begun:
             raise ConfigError(
@@ -346,6 +348,32 @@ class LoadedAgent:
 
         # 3. The seed is the number of the request
         return observation, Context(derive(self._seed, "act", next(self._numbers)), self._env)
+
+    def _in_game(self, view: Input, choices: Sequence[str] | None) -> tuple[Input, Any]:
+        """`view` and `choices`, as a game of Gymnasium shows them if the policy was trained in one."""
+        game = self._game
+        if game is None or isinstance(view, Observation):
+            return view, choices
+        is_conversation = (
+            isinstance(view, list)
+            and bool(view)
+            and all(isinstance(each, Message | Mapping) for each in view)
+        )
+        if isinstance(view, str) or is_conversation:
+            return view, choices or game.usual_choices
+        text, legal = game.seen(view)
+        return text, choices or legal
+
+    @cached_property
+    def _game(self) -> Any:
+        """The game of Gymnasium that the policy was trained in; None if it was another env."""
+        if self._trained_env is None:
+            return None
+        env, settings = self._trained_env
+        if not hasattr(getattr(env, "plain_type", None), "usual_choices"):
+            return None
+        made: Any = env(**{name: getattr(settings, name) for name in type(settings).model_fields})
+        return made.plain
 
     async def _act(self, *requests: tuple[Observation, Context]) -> list[Act]:
         decisions = await asyncio.gather(*(self._agent.decide(*request) for request in requests))

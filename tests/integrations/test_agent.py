@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
@@ -116,6 +117,46 @@ def test_a_run_stands_for_its_newest_checkpoint_and_knows_its_actions(
         warnings.simplefilter("error")
         agent = load_agent(run, device="cpu")
     assert agent.act(observations[0].text) == agent.act(observations[0].text, ACTIONS)
+
+
+GAME = """
+import gymnasium, numpy
+
+class Game(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return numpy.array([0.5, -1.0, 0.25], numpy.float32), INFO
+
+    def step(self, action):
+        return numpy.zeros(3, numpy.float32), 1.0, True, False, INFO
+"""
+
+
+def test_an_observation_of_gymnasium_is_read_as_in_training(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    for name, info in (("game", "{}"), ("masked", "{'action_mask': [1, 1]}")):
+        file = tmp_path / f"{name}.py"
+        file.write_text(GAME.replace("INFO", info))
+        run_of(tmp_path / name, checkpoints["plain"], 1, {"env": f"{file}:Game"}, {"env": f"{file}:Game"})
+    seen = numpy.array([0.5, -1.0, 0.25], numpy.float32)
+    with load_agent(tmp_path / "game", device="cpu") as agent:
+        act = agent.act("(0.5, -1, 0.25)", ["0", "1"])
+        for shown in (seen, seen.tolist(), tuple(seen.tolist()), "(0.5, -1, 0.25)"):
+            assert agent.act(shown) == act
+        assert agent.act_batch([seen, seen]) == [act, act]
+        with pytest.raises(ConfigError, match="observation"):
+            agent.act(object())
+    with load_agent(tmp_path / "masked", device="cpu") as agent:
+        assert agent.act(seen, ["0", "1"]) == act
+        with pytest.raises(ConfigError, match=r"where it chooses: give choices=\[…\]"):
+            agent.act(seen)
+
+
+def test_an_array_is_refused_by_a_policy_of_another_env(agent: LoadedAgent) -> None:
+    with pytest.raises(ConfigError, match="what is seen is a text, an Observation, or a list of Message"):
+        agent.act(numpy.zeros(3), ACTIONS)
 
 
 def test_a_run_stands_for_its_best_checkpoint(checkpoints: dict[str, Path], tmp_path: Path) -> None:

@@ -308,6 +308,26 @@ class GymnasiumGame:
         with contextlib.suppress(Exception):
             self.env.close()
 
+    def seen(self, observation: Any) -> tuple[str, list[str]]:
+        """The text of an observation that a game elsewhere has given, and the choices there; none
+        where only its `info` says which are legal. Raises ConfigError.
+        """
+        if self.renders:
+            raise ConfigError(
+                f"{type(self).__name__} was trained on its pictures in characters: pass the text"
+                " that render() gives, and choices=[…]"
+            )
+        text = self._text(without_mask(observation))
+        has_mask = isinstance(observation, Mapping) and MASK in observation
+        return text, self._legal(observation, {}) if has_mask else self.usual_choices
+
+    @cached_property
+    def usual_choices(self) -> list[str]:
+        """The choices in every state; none if it says in each state which are legal."""
+        observation, info = self._call("reset", seed=0)
+        has_mask = MASK in info or (isinstance(observation, Mapping) and MASK in observation)
+        return [] if has_mask else self.names
+
     @cached_property
     def indices(self) -> dict[Hashable, int]:
         """The index of each action, by its `action_key`."""
