@@ -120,7 +120,8 @@ class Taskset:
         """
         if not hasattr(self.env, "tasks"):
             raise ConfigError(
-                f"env '{self.env.name}' does not list its own problems; give --task-file"
+                f"env '{self.env.name}' does not list its own problems; take them from a file, or"
+                ' one of a seed, Task("mine", env.name, level, "mine", {"seed": 0})'
             )
         tasks: list[Task] = self.env.tasks(level)
         return tasks

@@ -108,20 +108,23 @@ def choice_of(text: str, choices: Sequence[str]) -> int:
 
     >>> choice_of("2", ("south", "north", "east")), choice_of("so", ("south", "north", "east"))
     (2, 0)
+    >>> choice_of("2", ("1", "2", "3"))
+    1
 
     Raises IllegalActionError, with a message for the person, if no choice or several match.
     """
-    # 1. A label or a number
-    if text in LABELS[: len(choices)]:
-        return LABELS.index(text)
-    if text in map(str, range(len(choices))):
-        return int(text)
-
-    # 2. The whole text of a choice
+    # 1. The whole text of a choice, which may be a number
     prefix = one_line(text).casefold()
     texts = [one_line(choice).casefold() for choice in choices]
     if prefix in texts:
         return texts.index(prefix)
+
+    # 2. A label or a number
+    if _are_numbered(choices):
+        if text in LABELS[: len(choices)]:
+            return LABELS.index(text)
+        if text in map(str, range(len(choices))):
+            return int(text)
 
     # 3. The beginning of only one choice
     matches = []
@@ -130,13 +133,21 @@ def choice_of(text: str, choices: Sequence[str]) -> int:
     if len(matches) == 1:
         return matches[0]
     problem = "may be several choices" if matches else "is no choice"
-    raise IllegalActionError(
-        f"{text[:60]!r} {problem}; write a number from 0 to {len(choices) - 1}, or h for help"
-    )
+    fix = f"write a number from 0 to {len(choices) - 1}"
+    if not _are_numbered(choices):
+        fix = "write its text"
+    raise IllegalActionError(f"{text[:60]!r} {problem}; {fix}, or h for help")
+
+
+def _are_numbered(choices: Sequence[str]) -> bool:
+    """Whether numbers stand for the choices: not if one is a number itself."""
+    return not any(one_line(choice).isdecimal() for choice in choices)
 
 
 def choices_text(choices: Sequence[str]) -> str:
-    """The choices with their numbers, one per line."""
+    """The choices, one per line, with their numbers if these stand for them."""
+    if not _are_numbered(choices):
+        return "\n".join(f"      {one_line(choice)}" for choice in choices)
     return "\n".join(f"{number:>4}  {one_line(choice)}" for number, choice in enumerate(choices))
 
 
@@ -148,7 +159,8 @@ def help_text(observation: Observation, env: Env) -> str:
         answers = f"{tools_text(observation.tools)}\n{PLAIN_RULES} An empty line calls none."
     elif observation.choices:
         choices = choices_text(observation.choices)
-        answers = f"{choices}\nWrite a choice's number, or the beginning of its text."
+        how = ", or its number" if _are_numbered(observation.choices) else ""
+        answers = f"{choices}\nWrite the beginning of a choice's text{how}."
     else:
         answers = "Write a line."
     return f"{rules_of(env)}\n\n{answers} A letter alone is a key: {keys_of(env)}.".lstrip()
@@ -171,9 +183,12 @@ def oracle_text(observation: Observation, env: Any) -> str:
 
 
 def action_text(observation: Observation, action: int | str | ToolUse) -> str:
-    """An action in words: the number and text of a choice, a text, or calls as text."""
+    """An action in words: the number, if it has one, and text of a choice, a text, or calls as
+    text.
+    """
     if isinstance(action, int):
-        return f"{action}  {one_line(observation.choices[action])}"
+        text = one_line(observation.choices[action])
+        return f"{action}  {text}" if _are_numbered(observation.choices) else text
     if isinstance(action, str):
         return action
     return action.text

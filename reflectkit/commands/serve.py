@@ -35,6 +35,7 @@ from reflectkit.runs.run import RunConfig
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.sampling.engine import PlayerEngineConfig
 from reflectkit.seeding import derive
+from reflectkit.text import pluralize
 from reflectkit.types import Decision, ToolUse, to_json
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def run(config: ServeConfig, progress: Progress) -> Report:
         try:
             thread.result(server.serve(progress))
         except KeyboardInterrupt:
-            progress.news(f"answered {server.answered:,} requests")
+            progress.news(f"answered {pluralize(server.answered, 'request')}")
         finally:
             thread.close()
             server.thread.close()

@@ -211,7 +211,7 @@ def gap(figures: Mapping[str, Any], sampled: Mapping[str, Any]) -> str:
 
     figures: of `table`. sampled: success_rate and return of the last updates.
 
-    >>> gap({"after": {"return": -2.0, "low": -2.3, "high": -1.7}}, {"return": 1.2})[:67]
+    >>> gap({"after": {"return": -2.0, "low": -2.3, "high": -1.7}}, {"return": 1.2})[:68]
     'the most likely actions have return -2 on held-out problems, sampled'
     """
     after = figures.get(AFTER, {})
