@@ -311,14 +311,28 @@ class Trainer:
 
     def _check_comments(self, trajectories: Sequence[Trajectory]) -> None:
         """Raises EnvironmentFailure if comments are to be distilled and none can be; reports the
-        first such ones.
+        first such ones, and a reflector that never says anything.
         """
+        # 1. Comments that are read
+        read = []
+        for trajectory in trajectories:
+            read += [turn.decision.reflection for turn in trajectory.turns]
+        comments = [comment for comment in read if comment is not None]
+        if comments and not any(map(str.strip, comments)):
+            everything = f"{len(comments)} comments"
+            self._tell_once(
+                "are empty", len(comments), everything, "the reflector ended it at once"
+            )
+
+        # 2. Comments that are distilled
         hints, skipped = _hints(trajectories)
         why = next((decision.hint_failure for decision in skipped if decision.hint_failure), "")
         if why and len(skipped) == len(hints):
             raise EnvironmentFailure(
                 f"no comment of update {self.step + 1} can be distilled ({len(hints)}): {why}"
             )
+        if hints and not any(decision.hint for decision in hints):
+            why = "it is empty"
         if why:
             self._tell_once("cannot be distilled", len(skipped), f"{len(hints)} comments", why)
 

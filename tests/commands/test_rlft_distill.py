@@ -9,6 +9,7 @@ import pytest
 
 from reflectkit.agents.mismatches import comments_mismatch
 from reflectkit.agents.player_refs import Player
+from reflectkit.console import Quiet
 from reflectkit.errors import EnvironmentFailure
 from reflectkit.jsonl import read_jsonl
 from reflectkit.models.refs import ModelRef
@@ -83,11 +84,14 @@ def test_the_starting_policy_is_the_same_teacher_as_a_copy_and_as_the_base_of_an
     assert copied > 0
 
 
-def test_empty_comments_are_counted_and_skipped(
+def test_empty_comments_are_counted_told_of_and_skipped(
     corridor_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(Quiet, "news", lambda self, text: told.append(text))
     monkeypatch.setattr("reflectkit.envs.corridor.CorridorTeacher.comment", lambda self, chance: " ")
     train(corridor_folder, tmp_path, max_steps=1, reflector=Path("oracle"), distill_comments=1.0)
+    assert any("comments cannot be distilled, the first for: it is empty" in text for text in told)
     for row in rows(tmp_path):
         assert row["commented_decisions"] == 0
         assert row["comments_skipped"] == row["rows"]
@@ -121,3 +125,13 @@ def test_a_policy_that_read_some_of_the_comments_can_act_without(
     policy = train(corridor_folder, tmp_path, max_steps=1, reflector=reflector, **settings)
     assert bool(comments_mismatch(Player("it", ModelRef(str(policy))))) is not both
     assert not comments_mismatch(Player("it", ModelRef(str(policy)), ModelRef(str(reflector))))
+
+
+def test_a_reflector_that_says_nothing_is_told_of(
+    corridor_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(Quiet, "news", lambda self, text: told.append(text))
+    monkeypatch.setattr("reflectkit.envs.corridor.CorridorTeacher.comment", lambda self, chance: "")
+    train(corridor_folder, tmp_path, max_steps=2, reflector=Path("oracle"))
+    assert "\n".join(told).count("comments are empty, the first for: the reflector ended it at once") == 1
