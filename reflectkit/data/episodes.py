@@ -38,7 +38,16 @@ from pydantic import (
 from reflectkit.errors import DataError
 from reflectkit.jsonl import lines, read_jsonl
 from reflectkit.tools import tools_text
-from reflectkit.types import LARGEST, Decision, Observation, ToolUse, Trajectory, Turn, from_json
+from reflectkit.types import (
+    LARGEST,
+    Decision,
+    Observation,
+    Status,
+    ToolUse,
+    Trajectory,
+    Turn,
+    from_json,
+)
 
 
 def episode_to_json(
@@ -342,4 +351,7 @@ def read_compared(path: Path) -> list[dict[str, Any]]:
                 raise DataError(
                     path, f"expected a text, found {row[name]!r:.40}", line=number, field=name
                 )
+        if row["status"] not in [status.value for status in Status]:
+            fault = f"is none of {', '.join(Status)}, but {row['status']!r:.40}"
+            raise DataError(path, fault, line=number, field="status")
     return [row for _, row in rows]

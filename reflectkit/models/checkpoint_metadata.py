@@ -433,8 +433,14 @@ def unusable(
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of `error`'s message, at most 200 characters; the name of its type where it
-    has none.
+    """The first line of `error`'s message, and the second if the first ends with a colon, in at
+    most 200 characters; the name of its type where it has none.
+
+    >>> first_line(RuntimeError("Errors in Model:\\n\\tsize mismatch for weight"))
+    'Errors in Model: size mismatch for weight'
     """
     text = masked(str(error)).strip() or type(error).__name__
-    return text.splitlines()[0][:200]
+    first, *others = text.splitlines()
+    if first.endswith(":") and others:
+        first = f"{first} {others[0].strip()}"
+    return first[:200]

@@ -118,7 +118,12 @@ def again(*sources: Path | str) -> int:
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
-    [("level", 10**30, "field 'level': expected"), ("figures", None, ""), ("turns", [{"info": None}], "")],
+    [
+        ("level", 10**30, "field 'level': expected"),
+        ("figures", None, ""),
+        ("turns", [{"info": None}], ""),
+        ("status", "odd", "field 'status': is none of completed, truncated, aborted, but 'odd'"),
+    ],
 )
 def test_a_damaged_line_is_named_and_null_is_unknown(
     name: str, value: Any, said: str, capsys: pytest.CaptureFixture[str]

@@ -275,6 +275,9 @@ def test_a_reward_function_is_called_in_the_main_thread_and_may_start_a_loop(pla
     assert episode.total_return == 1.0
 
 
+ASKED = 'ask([{"role": "user", "content": "Hi"}])\n'
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
@@ -282,6 +285,14 @@ def test_a_reward_function_is_called_in_the_main_thread_and_may_start_a_loop(pla
         ('ask([{"role": "user", "content": "Hi"}])\nprint("nan")', "gave no reward"),
         ('ask([{"role": "user", "content": "Hi"}])\ntime.sleep(60)', "took longer than 3 s"),
         ('ask([{"role": "user", "content": "Hi"}])\nprint("1_0")', "the program gave no reward"),
+        (
+            ASKED + 'open(os.environ["REFLECTKIT_REWARD_FILE"], "w").write("0.5\\n1.0\\n")\nprint(0.5)',
+            r"the program gave no reward: its file has '0.5\n1.0'; write one number",
+        ),
+        (
+            ASKED + 'open(os.environ["REFLECTKIT_REWARD_FILE"], "wb").write(b"\\xff")\nprint(0.5)',
+            "the program gave no reward: its file is not UTF-8",
+        ),
         ('URL = URL[:-5] + "wrong"\nask([{"role": "user", "content": "Hi"}])', "HTTP Error 404"),
     ],
 )

@@ -47,7 +47,16 @@ from reflectkit.errors import ConfigError
 from reflectkit.jsonl import dumps
 from reflectkit.prompts import one_line
 from reflectkit.tools import NAME, check_tool, json_schema, written_message
-from reflectkit.types import Decision, Message, Observation, ToolCall, ToolSpec, ToolUse, Turn
+from reflectkit.types import (
+    LARGEST,
+    Decision,
+    Message,
+    Observation,
+    ToolCall,
+    ToolSpec,
+    ToolUse,
+    Turn,
+)
 
 LOOPBACK = ("127.0.0.1", "localhost")
 LARGEST_BODY = 4 << 20
@@ -191,7 +200,7 @@ class _Request(_RequestPart):
 
 
 class _Reward(BaseModel):
-    reward: float = Field(strict=True, allow_inf_nan=False)
+    reward: float = Field(strict=True, ge=-LARGEST, le=LARGEST)
 
 
 @dataclass(frozen=True, slots=True)

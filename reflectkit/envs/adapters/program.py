@@ -49,8 +49,9 @@ from reflectkit.envs.adapters.endpoint import (
 from reflectkit.envs.adapters.plain import ToolTasks
 from reflectkit.envs.adapters.prompts import DatasetSettings
 from reflectkit.envs.adapters.rewards import CompletionIds, chat_messages, score
-from reflectkit.errors import ConfigError, EnvironmentFailure
+from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.eventloop import LoopThread
+from reflectkit.jsonl import text_of
 from reflectkit.keys import SECRET, hide_environment, masked
 from reflectkit.registry import from_here
 from reflectkit.types import Decision, Message, Observation, Task, ToolUse
@@ -557,20 +558,44 @@ class Program(Env):
         """The reward of the program that ended. Raises EnvironmentFailure."""
         if self._run.reward_value is not None:
             return float(self._run.reward_value)
-        # The file, or else the last line that it printed
-        last = ""
-        if self._reward_file.is_file():
-            last = self._reward_file.read_text(encoding="utf-8", errors="replace").strip()
-        if not last:
-            lines = [line for line in event.output.splitlines() if line.strip()]
-            last = lines[-1] if lines else ""
-        with contextlib.suppress(ValueError):
-            reward = float(last)
-            if math.isfinite(reward) and "_" not in last:
-                return reward
-        raise EnvironmentFailure(
-            f"the program gave no reward; print it as the last line{_last_line(last)}"
-        )
+        # 1. The file, which has nothing else
+        written = self._written_reward()
+        if written:
+            reward = _number(written)
+            if reward is None:
+                raise EnvironmentFailure(
+                    f"the program gave no reward: its file has {written!r:.200}; write one number"
+                )
+            return reward
+
+        # 2. Or else the last line that it printed
+        lines = [line for line in event.output.splitlines() if line.strip()]
+        reward = _number(lines[-1]) if lines else None
+        if reward is None:
+            raise EnvironmentFailure(
+                f"the program gave no reward; print it as the last line{_last_line(event.output)}"
+            )
+        return reward
+
+    def _written_reward(self) -> str:
+        """What the program wrote into the file of its reward. Raises EnvironmentFailure."""
+        if not self._reward_file.is_file():
+            return ""
+        try:
+            return text_of(self._reward_file).strip()
+        except DataError as error:
+            raise EnvironmentFailure(
+                f"the program gave no reward: its file is {error.message}"
+            ) from None
+
+
+def _number(text: str) -> float | None:
+    """The finite number in `text`; None for anything else, such as `1_0`."""
+    with contextlib.suppress(ValueError):
+        number = float(text)
+        if math.isfinite(number) and "_" not in text:
+            return number
+    return None
 
 
 def _last_line(output: str) -> str:
