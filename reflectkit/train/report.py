@@ -92,7 +92,7 @@ def next_commands(run: RLRun, folder: Path) -> tuple[str, ...]:
     shared += command_words(config.rollout, non_default(config.rollout, "horizon"))
     shared += command_words(config.run, non_default(config.run, "data_dir"))
 
-    # 2. Compare it, and watch it
+    # 2. Compare it, watch it, and see how it learned
     policy = str(folder)
     if run.reflector is not None and not config.distill.weight:
         learned = config.reflector_training.every > 0
@@ -101,6 +101,7 @@ def next_commands(run: RLRun, folder: Path) -> tuple[str, ...]:
     commands = [
         ["evaluate", *shared, "--policy", policy, *rival],
         ["play", *shared, "--policy", policy, "--auto"],
+        ["plot", "--runs", str(folder), "--out", str(folder / "curve.png")],
     ]
     return ("Next:", *(f"  reflectkit {shlex.join(words)}" for words in commands))
 

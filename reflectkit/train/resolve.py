@@ -75,9 +75,11 @@ class RLProblems:
     @property
     def summary(self) -> str:
         """How many training problems there are, and where they are from."""
+        source = self.config.problems.source("train")
+        if self.is_endless:
+            return f"new problems in each update, of {source}"
         count = pluralize(len({task.id for task in self.tasks}), "problem")
-        new_seeds = ", then of new seeds" if self.is_endless else ""
-        return f"{count} of {self.config.problems.source('train')}{new_seeds}"
+        return f"{count} of {source}"
 
     @property
     def disturbance(self) -> str:
