@@ -5,6 +5,7 @@ code in it is run.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 from collections.abc import Iterable
@@ -55,8 +56,8 @@ BASE_FOLDER = "base_folder"
 """Key in the role file of the path of an adapter's base."""
 BASE_WEIGHTS = "base_weights"
 """Key there of the digest of this base's weights, if it is a folder."""
-SAMPLED_BLOCKS, BLOCK = 256, 4096
-"""How many blocks of a file of weights are read for this digest, and their bytes."""
+BLOCK = 4096
+"""Bytes of a tensor that are read for this digest, at each of its ends."""
 
 
 def model_facts(source: Path) -> dict[str, Any]:
@@ -243,15 +244,16 @@ def base_facts(
     model: Any,
     adapter: str,
     folder: Path,
+    weights: str,
 ) -> dict[str, Any]:
-    """What a checkpoint in `folder` records about the base of `adapter`, if that is a folder: a
-    digest of its weights, and where it is if its path is a relative one.
+    """What a checkpoint in `folder` records about the base of `adapter`: the digest of its weights,
+    and where it is if its path is a relative one.
+
+    weights: their digest when they were loaded, see `digest_of_weights`; empty if unknown.
     """
+    facts: dict[str, Any] = {BASE_WEIGHTS: weights} if weights else {}
     name = model.peft_config[adapter].base_model_name_or_path
-    if not name or not os.path.isdir(name):
-        return {}
-    facts: dict[str, Any] = {BASE_WEIGHTS: _digest_of_weights(Path(name))}
-    if not os.path.isabs(name):
+    if name and not os.path.isabs(name) and os.path.isdir(name):
         path = os.path.relpath(os.path.realpath(name), os.path.realpath(folder))
         facts[BASE_FOLDER] = {"name": name, "path": path}
     return facts
@@ -262,25 +264,45 @@ def refuse_other_base(folder: Path, base: str | None) -> None:
     `base` has now.
     """
     recorded = model_facts(folder).get(BASE_WEIGHTS)
-    if base is None or recorded is None or not os.path.isdir(base):
+    if base is None or recorded is None:
         return
-    if recorded != _digest_of_weights(Path(base)):
+    if digest_of_weights(base) not in ("", recorded):
         raise CheckpointError(
             f"{folder} is an adapter of {base}, which has other weights now than in training;"
             " restore that model, or train the adapter again"
         )
 
 
-def _digest_of_weights(folder: Path) -> str:
-    """A digest of the weights in `folder`: the sizes of their files, and blocks all over them."""
+def digest_of_weights(model: str | Path) -> str:
+    """A digest of the tensors in folder `model`, whatever files they are in: their names, types and
+    shapes, and the first and last bytes of each. Empty for what is no folder with weights.
+
+    Raises CheckpointError if they cannot be read.
+    """
+    # 1. Where the tensors are
+    places = {}
+    for path in Path(model).glob("model*.safetensors"):
+        try:
+            with path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(min(size, path.stat().st_size)))
+            for name, tensor in header.items():
+                if name != "__metadata__":
+                    begin, end = (8 + size + offset for offset in tensor["data_offsets"])
+                    places[name] = path, begin, end, tensor["dtype"], tensor["shape"]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise unusable(model, "damaged weights", error) from None
+    if not places:
+        return ""
+
+    # 2. What they are
     content = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        size = path.stat().st_size
-        content.update(f"{size}\n".encode())
+    for name, (path, begin, end, *kind) in sorted(places.items()):
+        content.update(f"{name} {kind}\n".encode())
         with path.open("rb") as file:
-            for number in range(SAMPLED_BLOCKS):
-                file.seek(number * max(0, size - BLOCK) // (SAMPLED_BLOCKS - 1))
-                content.update(file.read(BLOCK))
+            for place in (begin, max(begin, end - BLOCK)):
+                file.seek(place)
+                content.update(file.read(min(BLOCK, end - place)))
     return content.hexdigest()
 
 

@@ -28,6 +28,7 @@ from reflectkit.models.checkpoint_metadata import (
     base_of,
     checked_facts,
     config_of,
+    digest_of_weights,
     first_line,
     load_tokenizer,
     model_facts,
@@ -62,6 +63,10 @@ class LoadedModel:
     """Name of its LoRA adapter, if several players share a base."""
     answer: str = ""
     """What it was trained to answer a choice with, see `types.Answer`; empty if unknown."""
+    weights_digest: str = ""
+    """That of the weights, or of those of an adapter's base, when they were loaded; empty for new
+    ones, and for those of a hub.
+    """
 
     def activate(self) -> None:
         """Activate this player's adapter; to be called before each use of a shared model."""
@@ -155,7 +160,13 @@ def load_player(
             if hasattr(module, REPACKS):
                 setattr(module, REPACKS, False)
     return LoadedModel(
-        model, tokenizer, facts.get("role"), dtype, quantize, answer=facts.get("answer", "")
+        model,
+        tokenizer,
+        facts.get("role"),
+        dtype,
+        quantize,
+        answer=facts.get("answer", ""),
+        weights_digest=digest_of_weights(base_name or source),
     )
 
 
@@ -552,7 +563,7 @@ def save_player(
     if hasattr(player.model, "peft_config"):
         adapter = player.adapter or POLICY_ADAPTER
         options["selected_adapters"] = [adapter]
-        all_facts |= base_facts(player.model, adapter, folder)
+        all_facts |= base_facts(player.model, adapter, folder, player.weights_digest)
     if weights is not None:
         options["state_dict"] = dict(weights)
     all_facts |= facts or {}

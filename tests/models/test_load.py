@@ -103,15 +103,40 @@ def test_an_adapter_loads_from_any_folder(
 
 
 def test_an_adapter_is_refused_on_a_base_with_other_weights(project: Path, tmp_path: Path) -> None:
-    copied = shutil.copytree(BASE, tmp_path / "copy")
     file = BASE / "model.safetensors"
     weights = load_file(file)
-    name = next(iter(weights))
-    weights[name][0] += 0.001
-    save_file(weights, file, {"format": "pt"})
+    other = dict(weights)
+    name = next(iter(other))
+    other[name] = other[name] + 0.001
+
+    # 1. The same weights in other files, and a state of training beside them
+    names = sorted(weights)
+    parts = names[::2], names[1::2]
+    file.unlink()
+    index = {}
+    for number, part in enumerate(parts, 1):
+        place = f"model-{number:05}-of-00002.safetensors"
+        save_file({name: weights[name] for name in part}, BASE / place, {"format": "pt", "more": "text"})
+        index |= dict.fromkeys(part, place)
+    write_json(BASE / "model.safetensors.index.json", {"metadata": {}, "weight_map": index})
+    save_file({"step": torch.zeros(1)}, BASE / "training_state.safetensors")
     seal(BASE)
-    with pytest.raises(CheckpointError, match="which has other weights now than in training; restore that model"):
+    player = load_player(ADAPTER, device="cpu")
+
+    # 2. Other weights, also where they changed while the adapter was trained
+    for number in (1, 2):
+        (BASE / f"model-{number:05}-of-00002.safetensors").unlink()
+    (BASE / "model.safetensors.index.json").unlink()
+    save_file(other, file, {"format": "pt"})
+    seal(BASE)
+    later = ADAPTER.with_name("checkpoint-3")
+    save_player(later, player)
+    for adapter in (ADAPTER, later):
+        with pytest.raises(CheckpointError, match="has other weights now than in training; restore that model"):
+            load_player(adapter, device="cpu")
+    file.write_bytes(b"no weights")
+    (BASE / "checksums.json").unlink()
+    with pytest.raises(CheckpointError, match="damaged weights"):
         load_player(ADAPTER, device="cpu")
-    shutil.rmtree(BASE)
-    shutil.copytree(copied, BASE)
-    load_player(ADAPTER, device="cpu")
+    save_file(weights, file, {"format": "pt"})
+    load_player(later, device="cpu")
