@@ -12,11 +12,12 @@ import asyncio
 import dataclasses
 import itertools
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -61,6 +62,10 @@ class Act:
     """Probability of each choice, in their order; empty without choices, and for chat models."""
     calls: tuple[ToolCall, ...] = ()
     """The valid tool calls, where tools are offered."""
+    game_action: Any = None
+    """The action for `step` of the game of Gymnasium in which the policy was trained, if it was
+    shown what such a game returns.
+    """
 
 
 def observation_of(view: Input, choices: Sequence[str] | None) -> Observation:
@@ -222,8 +227,10 @@ class LoadedAgent:
         )
         self._env, self._numbers = _Program(rules), itertools.count()
         self._thread = LoopThread("reflectkit-agent")
+        self._games: list[Any] = []
+        self._making = threading.Lock()
         # The finalizer must not hold the agent itself
-        steps = (self._thread.close, *closing)
+        steps = (self._thread.close, partial(_close_all, self._games), *closing)
         self._finalizer = weakref.finalize(self, lambda: [step() for step in steps])
 
     def act(self, seen: Input, choices: Sequence[str] | None = ()) -> Act:
@@ -351,29 +358,42 @@ class LoadedAgent:
 
     def _in_game(self, view: Input, choices: Sequence[str] | None) -> tuple[Input, Any]:
         """`view` and `choices`, as a game of Gymnasium shows them if the policy was trained in one."""
-        game = self._game
-        if game is None or isinstance(view, Observation):
+        if not self._knows_game or isinstance(view, Observation):
             return view, choices
         is_conversation = (
-            isinstance(view, list)
+            isinstance(view, list | tuple)
             and bool(view)
             and all(isinstance(each, Message | Mapping) for each in view)
         )
         if isinstance(view, str) or is_conversation:
-            return view, choices or game.usual_choices
-        text, legal = game.seen(view)
+            return view, choices or self._game.usual_choices
+        text, legal = self._game.seen(view)
         return text, choices or legal
 
-    @cached_property
+    @property
+    def _knows_game(self) -> bool:
+        """Whether the policy was trained in a game of Gymnasium."""
+        return self._trained_env is not None and hasattr(self._trained_env[0], "game_action")
+
+    @property
     def _game(self) -> Any:
-        """The game of Gymnasium that the policy was trained in; None if it was another env."""
-        if self._trained_env is None:
-            return None
+        """The game that it was trained in, made on first use."""
+        assert self._trained_env is not None
         env, settings = self._trained_env
-        if not hasattr(getattr(env, "plain_type", None), "usual_choices"):
-            return None
-        made: Any = env(**{name: getattr(settings, name) for name in type(settings).model_fields})
-        return made.plain
+        with self._making:
+            if not self._games:
+                values = {name: getattr(settings, name) for name in type(settings).model_fields}
+                self._games.append(env(**values))
+        return self._games[0]
+
+    def _with_game_action(self, act: Act) -> Act:
+        """`act` with the action of the game of Gymnasium in which the policy was trained."""
+        if not (self._games and isinstance(act.index, int)):
+            return act
+        try:
+            return dataclasses.replace(act, game_action=self._games[0].game_action(act.action))
+        except ValueError:  # choices of the caller's own
+            return act
 
     async def _act(self, *requests: tuple[Observation, Context]) -> list[Act]:
         decisions = await asyncio.gather(*(self._agent.decide(*request) for request in requests))
@@ -390,7 +410,12 @@ class LoadedAgent:
                 acts.append(Act(action.text, None, comment, calls=action.calls))
             else:
                 acts.append(Act(action, None, comment))
-        return acts
+        return list(map(self._with_game_action, acts))
+
+
+def _close_all(games: Sequence[Any]) -> None:
+    for game in games:
+        game.close()
 
 
 def _parsed(policy: str | Path, reflector: str | Path | None) -> Player:

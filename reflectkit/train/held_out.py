@@ -205,13 +205,14 @@ def shortfall(figures: Mapping[str, Any]) -> str:
     return ""
 
 
-def gap(figures: Mapping[str, Any], sampled: Mapping[str, Any]) -> str:
+def gap(figures: Mapping[str, Any], sampled: Mapping[str, Any], temperature: float) -> str:
     """A sentence where the most likely actions on held-out problems do worse than sampled ones did
     in training; "" where that is not shown.
 
-    figures: of `table`. sampled: success_rate and return of the last updates.
+    figures: of `table`. sampled: success_rate and return of the last updates. temperature: of their
+    sampling.
 
-    >>> gap({"after": {"return": -2.0, "low": -2.3, "high": -1.7}}, {"return": 1.2})[:68]
+    >>> gap({"after": {"return": -2.0, "low": -2.3, "high": -1.7}}, {"return": 1.2}, 1.0)[:68]
     'the most likely actions have return -2 on held-out problems, sampled'
     """
     after = figures.get(AFTER, {})
@@ -221,6 +222,6 @@ def gap(figures: Mapping[str, Any], sampled: Mapping[str, Any]) -> str:
         return ""
     return (
         f"the most likely actions have {name} {_text(after[name], name)} on held-out problems,"
-        f" sampled ones had {_text(reached, name)} in training: `evaluate --temperature 1` shows"
+        f" sampled ones had {_text(reached, name)} in training: `evaluate --temperature {temperature:g}` shows"
         " whether that is due to the actions or to the problems"
     )

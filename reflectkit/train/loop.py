@@ -340,7 +340,12 @@ class HeldOut(Callback):
         if state.trainer.step == 0:
             held_out.measure(level, held_out.BEFORE, state.folder, state.trainer)
             return
-        if state.trainer.processes.first and not held_out.earlier(state.folder, level):
+        is_continued = state.run.config.resume_from is None
+        if (
+            is_continued
+            and state.trainer.processes.first
+            and not held_out.earlier(state.folder, level)
+        ):
             state.progress.news(
                 f"{state.folder / held_out.OUTCOMES} is missing or damaged: what the policy did"
                 " before training is lost; training goes on"

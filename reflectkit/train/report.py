@@ -59,7 +59,8 @@ def report(
         )
         current.tables.append(table)
         figures["held_out"] = outcomes
-        if not run.problems.overlap and (gap := held_out.gap(outcomes, figures)):
+        gap = held_out.gap(outcomes, figures, run.config.policy.temperature)
+        if gap and not run.problems.overlap:
             state.progress.news(gap)
         if shortfall := held_out.shortfall(outcomes):
             returns = [row["return"] for row in state.history if row["return"] is not None]

@@ -320,9 +320,7 @@ class Trainer:
         comments = [comment for comment in read if comment is not None]
         if comments and not any(map(str.strip, comments)):
             everything = f"{len(comments)} comments"
-            self._tell_once(
-                "are empty", len(comments), everything, "the reflector ended it at once"
-            )
+            self._tell_once("are empty", len(comments), everything, "nothing was written")
 
         # 2. Comments that are distilled
         hints, skipped = _hints(trajectories)

@@ -194,9 +194,16 @@ def complete(records: Records, world: World) -> dict[int, Mapping[str, Any]]:
     return whole
 
 
+def needed_seeds(whole: Records, world: World) -> int:
+    """How many seeds the comparison takes: as many as the records of the complete ones say, and at least the world's
+    fewest.
+    """
+    return max(world.fewest_seeds, *(arms[world.primary[0]]["seeds_needed"] for arms in whole.values()))
+
+
 def table(records: Records, world: World) -> list[str]:
-    """Success of each player, costs of each arm, the comparisons, and the word of the rule, which takes as many seeds
-    as the records say, and at least the world's fewest.
+    """Success of each player, costs of each arm, and, when all seeds are complete, the comparisons and the word of the
+    rule.
     """
     players: dict[str, dict[int, float]] = {}
     for seed, arms in records.items():
@@ -212,7 +219,7 @@ def table(records: Records, world: World) -> list[str]:
     if not whole:
         return [*lines, "", "No seed is complete."]
     first, second = world.primary
-    needed = max(world.fewest_seeds, *(arms[first]["seeds_needed"] for arms in whole.values()))
+    needed = needed_seeds(whole, world)
     lines += ["", f"Complete seeds: {len(whole)} of {needed}", ""]
     if len(whole) < needed:
         return [*lines, "Nothing is compared before all are complete."]
@@ -290,6 +297,8 @@ def run(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=0, help="stop after so many; the same command goes on")
     given = parser.parse_args(arguments)
     name, world = given.world, WORLDS[given.world]
+    if others := set(given.arms or ()) - set(world.arms):
+        parser.error(f"--arms {' '.join(sorted(others))}: {name} has {', '.join(world.arms)}")
     if given.minutes:
         stop_after(given.minutes)
     if given.table:
@@ -297,7 +306,10 @@ def run(arguments: Sequence[str] | None = None) -> None:
         print("\n".join(table({seed: records[seed] for seed in given.seeds or records}, world)))
         return
     if given.figure:
-        draw(complete(read_records(name), world), world, given.figure)
+        whole = complete(read_records(name), world)
+        if not whole or len(whole) < needed_seeds(whole, world):
+            sys.exit("nothing is drawn before all seeds are complete; --table shows what there is")
+        draw(whole, world, given.figure)
         return
     print(f"code {code_digest()}", flush=True)
     world = passed(name, world)

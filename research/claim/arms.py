@@ -234,6 +234,11 @@ class Seed:
         """Train and play one arm, unless its record is there."""
         if self.kept(name):
             return
+        begun = [arm for arm in self.world.arms if (self.records / f"{arm}.json").is_file()]
+        if codes := {self.record(arm)["code"] for arm in begun} - {code_digest()}:
+            sys.exit(
+                f"seed {self.seed} has arms of code {', '.join(codes)}, and this is {code_digest()}; finish it there"
+            )
         self.prepare()
         arm = ARMS[name]
 

@@ -452,7 +452,11 @@ def test_damaged_outcomes_are_told_of_and_left_out(tmp_path: Path, capsys: pytes
     write_json(file, whole)
     assert held_out.earlier(file.parent, level) == whole
 
-    # 2. A run with it goes on
+    # 2. A run from another one's checkpoint has none yet, and one with a damaged file goes on
+    resumed = ["rlft", "--env", ENV, "--model", "tiny", "--resume-from", "results/run/checkpoint-1", "--max-steps", "2",
+               "--episodes", "8", "--validate-problems", "4", "--device", "cpu", "--name", "other"]  # fmt: skip
+    assert main(resumed) == 0
+    assert "is lost" not in capsys.readouterr().out
     file.write_text("null")
     assert main([*command, "2"]) == 0
     assert "what the policy did before training is lost" in capsys.readouterr().out

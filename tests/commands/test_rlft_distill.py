@@ -134,4 +134,4 @@ def test_a_reflector_that_says_nothing_is_told_of(
     monkeypatch.setattr(Quiet, "news", lambda self, text: told.append(text))
     monkeypatch.setattr("reflectkit.envs.corridor.CorridorTeacher.comment", lambda self, chance: "")
     train(corridor_folder, tmp_path, max_steps=2, reflector=Path("oracle"))
-    assert "\n".join(told).count("comments are empty, the first for: the reflector ended it at once") == 1
+    assert "\n".join(told).count("comments are empty, the first for: nothing was written") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import random
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import numpy
 import pytest
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.envs import make
 from reflectkit.envs.taxi import ACTIONS
 from reflectkit.errors import AgentError, ConfigError
 from reflectkit.integrations.agent import LoadedAgent, load_agent
@@ -23,6 +25,7 @@ from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.load import load_player
 from reflectkit.prompts import PROMPT_VERSION, policy_prompt, reflection_prompt
 from reflectkit.sampling.hf import LocalSampler
+from reflectkit.types import Message, Task
 
 
 @pytest.fixture(scope="module")
@@ -120,38 +123,67 @@ def test_a_run_stands_for_its_newest_checkpoint_and_knows_its_actions(
 
 
 GAME = """
-import gymnasium, numpy
+import gymnasium, numpy, os, random
+from pathlib import Path
+
+os.chdir(Path(__file__).parent)
 
 class Game(gymnasium.Env):
-    observation_space = gymnasium.spaces.Box(-1, 1, (3,))
-    action_space = gymnasium.spaces.Discrete(2)
+    observation_space = SPACE
+    action_space = gymnasium.spaces.Discrete(3, start=5)
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
-        return numpy.array([0.5, -1.0, 0.25], numpy.float32), INFO
+        random.random(), Path("beside.txt").read_text()
+        return SEEN, INFO
 
     def step(self, action):
-        return numpy.zeros(3, numpy.float32), 1.0, True, False, INFO
+        return SEEN, float(action == 6), True, False, INFO
 """
+BOX = "gymnasium.spaces.Box(-1, 1, (3,))"
+ARRAY = "numpy.array([0.5, -1.0, 0.25], numpy.float32)"
+MASK = "numpy.array([0, 1, 1], numpy.int8)"
+
+
+def gymnasium_agent(folder: Path, policy: Path, space: str = BOX, seen: str = ARRAY, info: str = "{}") -> LoadedAgent:
+    """An agent that was trained in a game, which reads a file next to its own."""
+    folder.mkdir()
+    (folder / "beside.txt").touch()
+    file = folder / "game.py"
+    file.write_text(GAME.replace("SPACE", space).replace("SEEN", seen).replace("INFO", info))
+    run = run_of(folder / "run", policy, 1, {"env": f"{file}:Game"}, {"env": f"{file}:Game"})
+    return load_agent(run, device="cpu")
 
 
 def test_an_observation_of_gymnasium_is_read_as_in_training(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    for name, info in (("game", "{}"), ("masked", "{'action_mask': [1, 1]}")):
-        file = tmp_path / f"{name}.py"
-        file.write_text(GAME.replace("INFO", info))
-        run_of(tmp_path / name, checkpoints["plain"], 1, {"env": f"{file}:Game"}, {"env": f"{file}:Game"})
     seen = numpy.array([0.5, -1.0, 0.25], numpy.float32)
-    with load_agent(tmp_path / "game", device="cpu") as agent:
-        act = agent.act("(0.5, -1, 0.25)", ["0", "1"])
-        for shown in (seen, seen.tolist(), tuple(seen.tolist()), "(0.5, -1, 0.25)"):
-            assert agent.act(shown) == act
-        assert agent.act_batch([seen, seen]) == [act, act]
+    state = random.getstate()
+    with gymnasium_agent(tmp_path / "plain", checkpoints["plain"]) as agent:
+        played = make(f"{tmp_path}/plain/game.py:Game").reset(Task("a", "game", "all", "a", {"seed": 0}), 0)
+        act = agent.act(played)
+        for shown in (seen, seen.tolist(), tuple(seen.tolist()), played.text):
+            found = agent.act(shown)
+            assert (found.action, found.probabilities) == (act.action, act.probabilities)
+            assert found.game_action == int(found.action) == 5 + (found.index or 0)
         with pytest.raises(ConfigError, match="observation"):
             agent.act(object())
-    with load_agent(tmp_path / "masked", device="cpu") as agent:
-        assert agent.act(seen, ["0", "1"]) == act
+        both = [Message("user", "a"), Message("user", "b")]
+        assert agent.act(both).probabilities == agent.act(tuple(both)).probabilities
+    assert random.getstate() == state, "the game's random numbers are its own"
+
+
+def test_a_mask_of_gymnasium_says_what_is_legal(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    space = f"gymnasium.spaces.Dict(seen={BOX}, action_mask=gymnasium.spaces.MultiBinary(3))"
+    shown = f"{{'seen': {ARRAY}, 'action_mask': {MASK}}}"
+    seen = {"seen": numpy.array([0.5, -1.0, 0.25], numpy.float32), "action_mask": numpy.array([0, 1, 1], numpy.int8)}
+    with gymnasium_agent(tmp_path / "shown", checkpoints["plain"], space, shown) as agent:
+        act = agent.act(seen)
+        assert len(act.probabilities) == 2
+        assert act.game_action == (6, 7)[act.index or 0]
+    with gymnasium_agent(tmp_path / "told", checkpoints["plain"], info=f"{{'action_mask': {MASK}}}") as agent:
+        assert agent.act(seen["seen"], ["6", "7"]).probabilities == act.probabilities
         with pytest.raises(ConfigError, match=r"where it chooses: give choices=\[…\]"):
-            agent.act(seen)
+            agent.act(seen["seen"])
 
 
 def test_an_array_is_refused_by_a_policy_of_another_env(agent: LoadedAgent) -> None:

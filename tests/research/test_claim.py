@@ -18,6 +18,7 @@ from reflectkit.envs.taxi import Taxi
 from reflectkit.jsonl import read_json, read_jsonl
 from research.claim.__main__ import PILOT_ARMS, complete, passed, run, seed_of, size_of, sized, table
 from research.claim.arms import ARMS, Seed
+from research.claim.figure import draw
 from research.claim.verdict import SOUGHT, Gate, area, compare, power, seeds_needed, verdict
 from research.claim.worlds import WORLDS, World, obey_explore, obey_taxi
 from tests.explore import explore_task, write_repository
@@ -143,11 +144,28 @@ def test_nothing_is_compared_before_all_seeds_are_in(
     assert "No seed is complete." in table({1: {"plain": records["plain"]}}, CORRIDOR)
 
 
-def test_the_figure_is_the_same_bytes_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_figure_is_the_same_bytes_again(
+    place: Path, records: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures = [tmp_path / name for name in ("a.png", "b.png")]
+    for picture in pictures:
+        draw({1: records}, CORRIDOR, picture)
+    assert pictures[0].read_bytes() == pictures[1].read_bytes() != b""
     monkeypatch.chdir(place)
-    for name in ("a.png", "b.png"):
-        run([*RUN, "--figure", name])
-    assert Path("a.png").read_bytes() == Path("b.png").read_bytes() != b""
+    for arguments, error in ((RUN, "before all seeds are complete"), (["--world", "taxi-typed"], "before all")):
+        with pytest.raises(SystemExit, match=error):
+            run([*arguments, "--figure", "c.png"])
+
+
+def test_an_arm_needs_the_code_of_the_others(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("research.claim.arms.code_digest", lambda: "other")
+    (place / "research/experiments/claim/corridor/1/typed.json").rename(place / "typed.json")
+    with pytest.raises(SystemExit, match="and this is other; finish it there"):
+        run([*RUN, "--arms", "typed"])
+    (place / "typed.json").rename(place / "research/experiments/claim/corridor/1/typed.json")
+    with pytest.raises(SystemExit):
+        run(["--world", "taxi", "--arms", "typed"])
 
 
 def piloted(*curves: tuple[float, ...]) -> dict[str, Any]:

@@ -106,6 +106,22 @@ class GameEnv(Choices):
                 f" {self.default_horizon}; add --horizon {limit}, or write horizon = {limit} in its class"
             )
 
+    def seen(self, observation: Any) -> tuple[str, list[str]]:
+        """See `GymnasiumGame.seen`."""
+        with self._class_state():
+            text, choices = self.plain.seen(observation)
+        return text, choices
+
+    @property
+    def usual_choices(self) -> list[str]:
+        """See `GymnasiumGame.usual_choices`."""
+        with self._class_state():
+            return list(self.plain.usual_choices)
+
+    def game_action(self, choice: str) -> Any:
+        """The action of the game that is called `choice`."""
+        return copy.deepcopy(self.plain.actions[self.plain.names.index(choice)])
+
     def close(self) -> None:
         """Close the game."""
         with self._class_state():
