@@ -198,7 +198,9 @@ def needed_seeds(whole: Records, world: World) -> int:
     """How many seeds the comparison takes: as many as the records of the complete ones say, and at least the world's
     fewest.
     """
-    return max(world.fewest_seeds, *(arms[world.primary[0]]["seeds_needed"] for arms in whole.values()))
+    first, _ = world.primary
+    counts: list[int] = [arms[first]["seeds_needed"] for arms in whole.values()]
+    return max(world.fewest_seeds, *counts)
 
 
 def table(records: Records, world: World) -> list[str]:
