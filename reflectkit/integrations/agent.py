@@ -228,7 +228,7 @@ class LoadedAgent:
         self._env, self._numbers = _Program(rules), itertools.count()
         self._thread = LoopThread("reflectkit-agent")
         self._games: list[Any] = []
-        self._making = threading.Lock()
+        self._in_turn = threading.Lock()
         # The finalizer must not hold the agent itself
         steps = (self._thread.close, partial(_close_all, self._games), *closing)
         self._finalizer = weakref.finalize(self, lambda: [step() for step in steps])
@@ -365,9 +365,11 @@ class LoadedAgent:
             and bool(view)
             and all(isinstance(each, Message | Mapping) for each in view)
         )
-        if isinstance(view, str) or is_conversation:
-            return view, choices or self._game.usual_choices
-        text, legal = self._game.seen(view)
+        # One thread at a time: the game has the random numbers and the folder of its class
+        with self._in_turn:
+            if isinstance(view, str) or is_conversation:
+                return view, choices or self._game.usual_choices
+            text, legal = self._game.seen(view)
         return text, choices or legal
 
     @property
@@ -380,10 +382,9 @@ class LoadedAgent:
         """The game that it was trained in, made on first use."""
         assert self._trained_env is not None
         env, settings = self._trained_env
-        with self._making:
-            if not self._games:
-                values = {name: getattr(settings, name) for name in type(settings).model_fields}
-                self._games.append(env(**values))
+        if not self._games:
+            values = {name: getattr(settings, name) for name in type(settings).model_fields}
+            self._games.append(env(**values))
         return self._games[0]
 
     def _with_game_action(self, act: Act) -> Act:

@@ -302,7 +302,7 @@ def digest_of_weights(model: str | Path) -> str:
         with path.open("rb") as file:
             for place in (begin, max(begin, end - BLOCK)):
                 file.seek(place)
-                content.update(file.read(min(BLOCK, end - place)))
+                content.update(file.read(max(0, min(BLOCK, end - place))))
     return content.hexdigest()
 
 

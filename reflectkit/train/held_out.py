@@ -63,7 +63,6 @@ def earlier(folder: Path, level: Level) -> dict[str, Any]:
     tasks = sorted(task.id for task in level.tasks)
     is_whole = (
         isinstance(outcomes, dict)
-        and BEFORE in outcomes
         and outcomes.keys() <= {BEFORE, AFTER, RANDOM}
         and all(_are_outcomes(rows, tasks) for rows in outcomes.values())
     )
@@ -222,6 +221,7 @@ def gap(figures: Mapping[str, Any], sampled: Mapping[str, Any], temperature: flo
         return ""
     return (
         f"the most likely actions have {name} {_text(after[name], name)} on held-out problems,"
-        f" sampled ones had {_text(reached, name)} in training: `evaluate --temperature {temperature:g}` shows"
-        " whether that is due to the actions or to the problems"
+        f" sampled ones had {_text(reached, name)} in training:"
+        f" `evaluate --temperature {temperature:g}` shows whether that is due to the actions or to"
+        " the problems"
     )
