@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from reflectkit.models.architecture import CACHE, attends_to_all, takes_masks, takes_positions
+from reflectkit.models.checkpoint_metadata import first_line
 from reflectkit.models.fast_pass import has_plain_layers, is_turned_off
 
 MOST_WORK = 1.5e13
@@ -359,11 +360,6 @@ def stop_recording(reason: str) -> None:
     if not _reasons_to_stop:
         warnings.warn(f"{reason}; scoring and decoding go on without CUDA graphs", stacklevel=2)
     _reasons_to_stop.append(reason)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what an error says."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def is_recording(model: Any) -> bool:

@@ -28,6 +28,7 @@ from transformers.cache_utils import CacheLayerMixin
 from typing_extensions import override
 
 from reflectkit.models.architecture import CACHE, text_config, trunk_of
+from reflectkit.models.checkpoint_metadata import first_line
 from reflectkit.models.device import on_device
 from reflectkit.models.fast_pass import can_compile_for_gpu, compiled_forward, compiling
 from reflectkit.models.recording import (
@@ -37,7 +38,6 @@ from reflectkit.models.recording import (
     Weights,
     active_adapters,
     can_record,
-    first_line,
     is_recording,
     new_memory,
     stop_recording,

@@ -314,13 +314,14 @@ class Trainer:
         first such ones, and a reflector that never says anything.
         """
         # 1. Comments that are read
-        read = []
+        comments = []
         for trajectory in trajectories:
-            read += [turn.decision.reflection for turn in trajectory.turns]
-        comments = [comment for comment in read if comment is not None]
+            for turn in trajectory.turns:
+                if turn.decision.reflection is not None:
+                    comments.append(turn.decision.reflection)
         if comments and not any(map(str.strip, comments)):
-            everything = f"{len(comments)} comments"
-            self._tell_once("are empty", len(comments), everything, "nothing was written")
+            count = len(comments)
+            self._tell_once("are empty", count, f"{count} comments", "nothing was written")
 
         # 2. Comments that are distilled
         hints, skipped = _hints(trajectories)
