@@ -54,8 +54,8 @@ def tables_of(
 def players_table(title: str, rows: Sequence[PlayerRow]) -> Table:
     """Rows of players as a table.
 
-    If no row has success, the return takes its place. The last columns are left out if all their
-    cells are empty or zero.
+    If no row has success, the return takes its place. Clusters are left out where each task is one
+    of its own, and the last columns if all their cells are empty or zero.
     """
     has_success = _report_success(rows)
     columns = {
@@ -72,7 +72,8 @@ def players_table(title: str, rows: Sequence[PlayerRow]) -> Table:
 
     # 2. Counts and means that every row has
     columns["tasks"] = [str(row.tasks) for row in rows]
-    columns["clusters"] = [str(row.clusters) for row in rows]
+    if any(row.clusters != row.tasks for row in rows):
+        columns["clusters"] = [str(row.clusters) for row in rows]
     columns["episodes"] = [_episodes_cell(row) for row in rows]
     if has_success:
         columns[RETURN] = [f"{row.total_return.mean:.2f}" for row in rows]
@@ -305,17 +306,20 @@ def paired_table(
 ) -> Table:
     """A table with a row for each paired difference, in percentage points unless it is a return.
 
-    heading: of the first column, which names the pair.
+    Clusters are left out where each task is one of its own. heading: of the first column, which
+    names the pair.
     """
     p_headings, p_rows = p_columns([gap.p for gap in compared])
+    is_clustered = any(gap.clusters != gap.tasks for gap in compared)
     rows = []
     for gap, p_cells in zip(compared, p_rows, strict=True):
         unit, form = (1, "+.3g") if gap.figure == RETURN else (100, "+.1f")
         difference = f"{unit * gap.difference:{form}}"
         interval = _interval(Estimate(gap.difference, gap.low, gap.high), unit, form)
-        counts = (str(gap.tasks), str(gap.clusters))
+        counts = (str(gap.tasks), str(gap.clusters)) if is_clustered else (str(gap.tasks),)
         rows.append((gap.label, gap.level, difference, interval, *p_cells, *counts))
-    columns = (heading, "level", "difference", INTERVAL, *p_headings, "tasks", "clusters")
+    count_names = ("tasks", "clusters") if is_clustered else ("tasks",)
+    columns = (heading, "level", "difference", INTERVAL, *p_headings, *count_names)
     return Table(title, columns, tuple(rows))
 
 
