@@ -14,6 +14,7 @@ import math
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -72,7 +73,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 @contextlib.contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
     """A new folder to write into, which replaces `folder` if the context ends without an error;
-    else it is removed.
+    else it is removed. Whoever may read new files of this process may read its files.
     """
     # The old folder is moved away first: a folder cannot be replaced in one step
     staging, old = (
@@ -82,6 +83,7 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     staging.mkdir(parents=True)
     try:
         yield staging
+        share_files(staging)
     except BaseException:  # a full disk must not stay full
         shutil.rmtree(staging, ignore_errors=True)
         raise
@@ -90,6 +92,21 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         folder.rename(old)
     staging.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def share_files(folder: Path) -> None:
+    """Give all files in `folder` the permissions that new files have there.
+
+    safetensors writes files that only their owner may read, so a server that runs as another user
+    could not load a checkpoint.
+    """
+    probe = folder / f"{TEMPORARY_PREFIX}permissions"
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(mode)
 
 
 def lone_surrogate(text: str) -> int:

@@ -107,3 +107,16 @@ def test_rows_are_appended_after_whole_lines(tmp_path: Path, rest: bytes) -> Non
     jsonl.append(path, [{"a": 3}])
     values = [row["a"] for _, row in jsonl.read_jsonl(path)]
     assert values == ([1, 2, 3] if rest.endswith(b"}") else [1, 3])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems have no such permissions")
+def test_a_new_folder_may_be_read_by_whoever_may_read_new_files(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    with jsonl.replacing_folder(folder) as staging:
+        private = staging / "model.safetensors"
+        private.write_bytes(b"")
+        private.chmod(0o600)  # as safetensors does
+    new = tmp_path / "new"
+    new.touch()
+    assert (folder / private.name).stat().st_mode == new.stat().st_mode
+    assert [path.name for path in folder.iterdir()] == [private.name]

@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 from reflectkit.config import identifying
 from reflectkit.console import Bar, Progress
 from reflectkit.errors import CheckpointError, DataError, DivergedError
-from reflectkit.jsonl import read_json
+from reflectkit.jsonl import read_json, share_files
 from reflectkit.models.load import all_finite, save_player
 from reflectkit.runs.run import CHECKSUMS, checkpoints, seal
 from reflectkit.text import pluralize
@@ -401,6 +401,7 @@ class SFTCheckpoints(FitCallback):
 
             # 2. The seal, and then the older ones
             (checkpoint / ARGUMENTS).unlink(missing_ok=True)
+            share_files(checkpoint)
             seal(checkpoint)
             keep = self.fit.training.run.config.checkpoints.keep_checkpoints
             for old in checkpoints(folder)[:-keep]:
