@@ -181,6 +181,7 @@ FLAG_NAMES = frozenset(
         "set",
         "share_base",
         "share_prefixes",
+        "shrink_values",
         "shuffle_action",
         "smooth",
         "split_by",

@@ -123,6 +123,7 @@ class RlftSettings(TypedDict, total=False):
     critic_rate: float
     value_clip: float
     gae_lambda: float
+    shrink_values: bool
     served_model: str
     reflector_served_model: str
     adapter_dir: str | Path | None

@@ -9,6 +9,7 @@ and deviations do not depend on the number of processes.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Sequence
@@ -256,15 +257,108 @@ def with_baseline(rollouts: Rollouts, baseline: str) -> Estimates:
     return Estimates(rollouts.scaled(advantages), returns)
 
 
-def with_critic(rollouts: Rollouts, lam: float) -> Estimates:
-    """Generalised advantages. The critic's targets are the unscaled advantages plus its values."""
+def with_critic(rollouts: Rollouts, lam: float, shrink: bool) -> Estimates:
+    """Generalised advantages. The critic's targets are the unscaled advantages plus its values.
+
+    shrink: whether the values first move towards their mean, see `shrunk_values`.
+    """
+    every_value = rollouts.values
+    if shrink:
+        every_value = shrunk_values(rollouts.values, rollouts.returns, len(rollouts.fresh))
     advantages = []
     targets = []
-    for rewards, values in zip(rollouts.rewards, rollouts.values, strict=True):
+    for rewards, values in zip(rollouts.rewards, every_value, strict=True):
         row = generalised_advantages(rewards, values, rollouts.gamma, lam)
         advantages.append(row)
         targets.append(_sums(row, values))
     return Estimates(rollouts.scaled(advantages), targets)
+
+
+def shrunk_values(
+    values: Sequence[Sequence[float]],
+    returns: Sequence[Sequence[float]],
+    fresh_count: int,
+) -> Numbers:
+    """mean + b * (value - mean) for each of `values`, where b is twice the slope of the least-squares
+    line of returns over values in the *other* fresh episodes, held within 0 … 1.
+
+    A critic takes a few steps an update, on hidden states that the policy's own steps move. So its
+    values may come to differ between states in ways that have nothing to do with returns, and the
+    policy would learn from these errors, even where all returns are alike. Returns less values vary
+    less than returns do if the slope is above 1/2; such values stay as they are. An episode has no
+    part in its own slope, so the slope does not bias the gradient.
+
+    values, returns: of each decision, by episode; the first `fresh_count` episodes are fresh, and
+    the others are replayed. A fresh episode without others keeps its values.
+
+    >>> shrunk_values([[0.0, 8.0], [0.0, 4.0]], [[1.0, 1.0], [0.0, 1.0]], 2)
+    [[1.5, 5.5], [3.0, 3.0]]
+    """
+    # 1. Sums over each fresh episode, of values and returns less their means
+    fresh_values = [value for row in values[:fresh_count] for value in row]
+    fresh_returns = [value for row in returns[:fresh_count] for value in row]
+    if not fresh_values:
+        return [list(row) for row in values]
+    mean_value = math.fsum(fresh_values) / len(fresh_values)
+    mean_return = math.fsum(fresh_returns) / len(fresh_returns)
+    parts = []
+    for value_row, return_row in zip(values[:fresh_count], returns[:fresh_count], strict=True):
+        pairs = zip(value_row, return_row, strict=True)
+        parts.append(_Moments.of([(x - mean_value, y - mean_return) for x, y in pairs]))
+    total = functools.reduce(_Moments.__add__, parts)
+
+    # 2. The slope of the other episodes
+    shrunk = []
+    for number, row in enumerate(values):
+        others = total - parts[number] if number < fresh_count else total
+        factor = 1.0
+        if others.count:
+            factor = min(1.0, max(0.0, 2 * others.slope))
+        shrunk.append([mean_value + factor * (value - mean_value) for value in row])
+    return shrunk
+
+
+@dataclass(frozen=True)
+class _Moments:
+    """Sums over pairs (x, y)."""
+
+    count: int
+    x: float
+    y: float
+    xx: float
+    xy: float
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[float, float]]) -> _Moments:
+        """The sums over `pairs`."""
+        return cls(
+            len(pairs),
+            math.fsum(x for x, _ in pairs),
+            math.fsum(y for _, y in pairs),
+            math.fsum(x * x for x, _ in pairs),
+            math.fsum(x * y for x, y in pairs),
+        )
+
+    def __add__(self, other: _Moments) -> _Moments:
+        return _Moments(
+            self.count + other.count,
+            self.x + other.x,
+            self.y + other.y,
+            self.xx + other.xx,
+            self.xy + other.xy,
+        )
+
+    def __sub__(self, part: _Moments) -> _Moments:
+        return self + _Moments(-part.count, -part.x, -part.y, -part.xx, -part.xy)
+
+    @property
+    def slope(self) -> float:
+        """Of the least-squares line of y over x; 0 if all x are equal."""
+        mean_x, mean_y = self.x / self.count, self.y / self.count
+        variance = self.xx / self.count - mean_x**2
+        if variance <= SPREAD**2:
+            return 0.0
+        return (self.xy / self.count - mean_x * mean_y) / variance
 
 
 def _sums(row: Sequence[float], other: Sequence[float], weight: float = 1.0) -> list[float]:

@@ -136,11 +136,15 @@ class PpoSettings(CriticSettings):
         ge=0,
         le=1,
     )
+    shrink_values: bool = option(
+        True,
+        help="Move the critic's values towards their mean where they do not predict returns.",
+    )
 
 
 PPO = Algorithm(
     PpoSettings,
-    lambda rollouts, settings: with_critic(rollouts, settings.gae_lambda),
+    lambda rollouts, settings: with_critic(rollouts, settings.gae_lambda, settings.shrink_values),
     lambda tokens, settings: clipped_loss(tokens),
     clips=True,
     summary="critic and clipped ratio",

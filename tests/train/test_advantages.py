@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import random
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +20,7 @@ from reflectkit.train.advantages import (
     group_relative,
     leave_one_out,
     returns_to_go,
+    shrunk_values,
 )
 from reflectkit.train.losses import TrainedTokens, clipped_loss, kl_estimate, mismatch, value_loss, weighted_loss
 from reflectkit.types import Decision, Message, Observation, Status, Task, Trajectory, Turn
@@ -96,6 +100,49 @@ def test_ppo_advantages_and_targets_by_hand() -> None:
     scaled = objective("ppo", gamma=0.5, gae_lambda=0.5).estimate([episode([1, 0, 10])], [], [[2, 1, 4]])
     assert scaled.advantages[0][2] == pytest.approx(6 / math.sqrt(17.46875 / 3))
     assert scaled.returns == found.returns
+
+
+def test_values_differ_as_far_as_they_predict_the_returns_of_other_episodes() -> None:
+    played = [episode([0.0, 3.0]), episode([1.0, 0.0]), episode([2.0])]
+    returns = [[3.0, 3.0], [1.0, 0.0], [2.0]]
+    values = [[8.0, 9.0], [1.0, 0.0], [6.0]]
+    mean = 24 / 5
+    ppo = objective("ppo", normalize=False)  # λ is 1, so advantages are returns less values
+    for number, shrunk in enumerate(shrunk_values(values, returns, len(played))):
+        others = [other for other in range(3) if other != number]
+        line = statistics.linear_regression(
+            [value for other in others for value in values[other]],
+            [value for other in others for value in returns[other]],
+        )
+        assert 0 < line.slope < 1 / 2
+        assert shrunk == pytest.approx([mean + 2 * line.slope * (value - mean) for value in values[number]])
+        advantages = ppo.estimate(played, [], values).advantages[number]
+        assert advantages == pytest.approx(np.subtract(returns[number], shrunk))
+    # Otherwise the values are taken as they are
+    plain = objective("ppo", normalize=False, shrink_values=False)
+    assert plain.estimate(played, [], values).advantages == [[-5, -6], [0, 0], [-4]]
+
+
+def test_values_are_never_turned_round_nor_spread() -> None:
+    against = [[0.0, 2.0], [4.0]]  # larger values, smaller returns
+    assert shrunk_values(against, [[4.0, 0.0], [7.0]], 2)[1] == pytest.approx([2.0])
+    for largest in (8.0, 0.6):  # which is the slope; from 1/2 on, returns less values vary less than returns
+        assert shrunk_values([[0.0, 1.0], [5.0]], [[0.0, largest], [7.0]], 2)[1] == pytest.approx([5.0])
+
+
+def test_differences_between_values_teach_nothing_where_all_returns_are_alike() -> None:
+    chance = random.Random(0)
+    played = [episode([0.0, 0.0, 1.0]) for _ in range(8)]
+    values = [[chance.gauss(0, 3) for _ in range(3)] for _ in played]
+    mean = sum(map(sum, values)) / 24
+    found = objective("ppo", normalize=False).estimate(played, [], values)
+    assert found.advantages == [pytest.approx([1 - mean] * 3)] * 8
+    assert found.returns == [pytest.approx([1, 1, 1])] * 8
+
+
+def test_replayed_episodes_have_the_slope_of_the_fresh_ones() -> None:
+    values, returns = [[0.0], [2.0], [4.0], [8.0]], [[1.0], [1.5], [2.0], [50.0]]
+    assert shrunk_values(values, returns, 3)[3] == pytest.approx([2 + 6 / 2])
 
 
 def test_grpo_an_episode_a_step_and_a_state() -> None:
