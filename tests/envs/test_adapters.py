@@ -36,7 +36,7 @@ from reflectkit.envs.adapters import adapt
 from reflectkit.envs.adapters.plain import with_members
 from reflectkit.envs.adapters.rows import read_rows
 from reflectkit.envs.setup import EnvSetup
-from reflectkit.errors import ConfigError, DataError
+from reflectkit.errors import ConfigError, DataError, IllegalActionError
 from reflectkit.eventloop import result_of, run_sync
 from reflectkit.integrations.agent import load_agent
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
@@ -97,6 +97,50 @@ def test_choices_are_taken_by_their_texts(form: int) -> None:
     assert (first.observation.text, first.reward, first.terminated) == ("1", 0, False)
     assert (last.observation.text, last.reward, last.terminated, last.info["success"]) == ("3", 1, True, True)
     assert last.info.get("figures") == ({"sum": 3} if form > 3 else None)
+
+
+class ByIndex:
+    choices = ("left", "right")
+
+    def reset(self) -> str:
+        return "a fork"
+
+    def step(self, action: int) -> Any:
+        return f"{action!r} taken", float(action == 1), True
+
+
+def test_a_step_whose_action_is_an_int_gets_the_index() -> None:
+    env = make(ByIndex)
+    env.reset(task_of(env), 0)
+    ended = step(env, 1)
+    assert (ended.observation.text, ended.reward) == ("1 taken", 1.0)
+
+
+class Successor:
+    choices, horizon = None, 3
+
+    def reset(self, seed: int) -> str:
+        return "What follows 4?"
+
+    def step(self, text: str) -> Any:
+        return f"You said {text}.", float(text == "5"), text == "5"
+
+
+def test_where_choices_are_none_a_step_gets_any_text() -> None:
+    env = make(Successor)
+    assert not env.reset(task_of(env), 0).choices
+    assert step(env, "6").reward == 0
+    ended = step(env, ToolUse("5", ()))
+    assert (ended.reward, ended.terminated, ended.observation.choices) == (1.0, True, ())
+    assert adapt(Successor).action_kind(None) == "text"
+    with pytest.raises(IllegalActionError, match="no action 0; it takes a text"):
+        step(make_begun(Successor), 0)
+
+
+def make_begun(kind: type) -> Any:
+    env = make(kind)
+    env.reset(task_of(env), 0)
+    return env
 
 
 def test_a_choice_is_the_one_that_was_shown_whatever_other_episodes_do_to_the_list() -> None:

@@ -39,7 +39,7 @@ from reflectkit.envs.adapters.rewards import (
     waits,
 )
 from reflectkit.envs.conversation import LONGEST_RESULT, cut
-from reflectkit.errors import ConfigError, DataError, brief, code_place
+from reflectkit.errors import ConfigError, DataError, IllegalActionError, brief, code_place
 from reflectkit.eventloop import followed, outside_loop
 from reflectkit.files import OwnFolder
 from reflectkit.flag_names import FLAG_NAMES
@@ -47,7 +47,15 @@ from reflectkit.registry import IMPORT_FOLDERS
 from reflectkit.rollouts.tool_errors import CODE_ERROR_KEY, code_error
 from reflectkit.rollouts.wrappers import OUR_FIGURES, copy_of, is_flag
 from reflectkit.tools import read_use
-from reflectkit.types import Decision, Message, Observation, StateQuestion, Task, ToolSpec
+from reflectkit.types import (
+    Decision,
+    Message,
+    Observation,
+    StateQuestion,
+    Task,
+    ToolSpec,
+    ToolUse,
+)
 
 SIMPLE = (str, int, float, bool, Path, tuple[str, ...])
 """Types of arguments that can be flags."""
@@ -99,6 +107,8 @@ def wrap_class(
     horizon = getattr(kind, "horizon", None)
     if horizon is not None:
         attributes["horizons"] = {"all": horizon}
+    if base is Choices and getattr(kind, "choices", ()) is None:
+        attributes["acts"] = "text"
     return type(kind.__name__, (base,), attributes | {"plain_type": kind, "Settings": settings})
 
 
@@ -327,9 +337,17 @@ def _seed_arguments(reset: Callable[..., Any], seed: int) -> tuple[list[int], di
     return [], {}
 
 
+@lru_cache
+def _takes_index(kind: Any) -> bool:
+    """Whether the method `step` of `kind` says that its action is an int: a choice's index."""
+    parameters = list(inspect.signature(kind.step).parameters.values())
+    return len(parameters) > 1 and parameters[1].annotation in (int, "int")
+
+
 class Choices(Plain):
     """A class with `choices`, `reset(seed)` → text, and `step(choice)` → (text, reward, done). Gymnasium's forms of
-    `reset` and `step` are understood, too. Choices are a list, which methods may set, a property or a method.
+    `reset` and `step` are understood, too. Choices are a list, which methods may set, a property or a method. A `step`
+    whose argument is an `int` by its type gets the index of the choice; where choices are None, it gets any text.
 
     Whether the episode is a success, `success` in a fourth value says, a dict; otherwise see `guessed_success`. Other
     numbers in it are figures.
@@ -340,6 +358,9 @@ class Choices(Plain):
         "step": "give a list of texts, or end the episode",
     }
     """What to do about choices that are none, by the method that ended with them."""
+
+    _offered: Sequence[Any] | None = ()
+    """The choices that were shown; None where any text is an action."""
 
     def reset(
         self,
@@ -359,10 +380,18 @@ class Choices(Plain):
             return followed(self._call("reset", *positions, **keywords), self._begun)
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
-        """Take choice `action`."""
-        choice = self._offered[check_choice(action, self._offered, self.name)]
+        """Take choice `action`, or the text `action` where there are no choices."""
+        taken: Any
+        if self._offered is None:
+            taken = action.text if isinstance(action, ToolUse) else action
+            if not isinstance(taken, str):
+                raise IllegalActionError(f"{self.name}: no action {action!r:.80}; it takes a text")
+        else:
+            taken = index = check_choice(action, self._offered, self.name)
+            if not _takes_index(self.plain_type):
+                taken = self._offered[index]
         with self._class_state():
-            return followed(self._call("step", choice), self._result)
+            return followed(self._call("step", taken), self._result)
 
     def _begun(self, returned: Any) -> Observation:
         # Gymnasium's form is (observation, info)
@@ -448,22 +477,29 @@ class Choices(Plain):
         over: bool = False,
     ) -> Observation:
         if not isinstance(text, str):
-            raise self._wrong(method, text, "its observation must be a text")
+            raise self._wrong(
+                method, text, "its observation must be a text, as the player reads it"
+            )
         # They may differ from step to step
         if not hasattr(self.plain_type, "choices") and not hasattr(self.plain, "choices"):
             raise ConfigError(
                 f"{self.plain_type.__name__} has no choices; set them in the class or in reset(), as"
-                " a list of texts (a game of Gymnasium inherits from gymnasium.Env)"
+                " a list of texts, or None if step() takes any text (a game of Gymnasium inherits"
+                " from gymnasium.Env)"
             )
         choices = self.plain.choices
         choices = choices() if callable(choices) else choices
+        messages = (Message("user", text),)
+        if choices is None:
+            self._offered = None
+            return Observation(messages)
         if not isinstance(choices, list | tuple) or not (choices or over):
             raise ConfigError(
                 f"{code_place(self.plain_type)}: after {method}() the choices are {brief(choices)};"
                 f" {self.choices_fix[method]}"
             )
         # A copy, since other episodes may change a list of the class
-        self._offered: Sequence[Any] = tuple(choices)
+        self._offered = tuple(choices)
         for choice in self._offered:
             kind: Any = type(choice)
             if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
@@ -472,7 +508,7 @@ class Choices(Plain):
                     f"{place}: the choice {brief(choice)} has no text; give a list of texts, or"
                     f" write {kind.__name__}.__str__"
                 )
-        return Observation((Message("user", text),), tuple(map(str, self._offered)))
+        return Observation(messages, tuple(map(str, self._offered)))
 
 
 class ToolTasks(DatasetTasks):
