@@ -117,7 +117,7 @@ def test_a_step_whose_action_is_an_int_gets_the_index() -> None:
 
 
 class Successor:
-    choices, horizon = None, 3
+    choices, horizon = str, 3
 
     def reset(self, seed: int) -> str:
         return "What follows 4?"
@@ -126,7 +126,7 @@ class Successor:
         return f"You said {text}.", float(text == "5"), text == "5"
 
 
-def test_where_choices_are_none_a_step_gets_any_text() -> None:
+def test_where_choices_are_str_a_step_gets_any_text() -> None:
     env = make(Successor)
     assert not env.reset(task_of(env), 0).choices
     assert step(env, "6").reward == 0
@@ -135,6 +135,22 @@ def test_where_choices_are_none_a_step_gets_any_text() -> None:
     assert adapt(Successor).action_kind(None) == "text"
     with pytest.raises(IllegalActionError, match="no action 0; it takes a text"):
         step(make_begun(Successor), 0)
+
+
+class Late:
+    choices: list[str] | None = None
+
+    def reset(self) -> str:
+        self.choices = ["one", "two"]
+        return "pick"
+
+    def step(self, choice: str) -> Any:
+        return choice, 1.0, True
+
+
+def test_choices_may_be_none_until_an_episode_begins() -> None:
+    assert adapt(Late).action_kind(None) == "choice"
+    assert make_begun(Late).step(1).observation.text == "two"
 
 
 def make_begun(kind: type) -> Any:

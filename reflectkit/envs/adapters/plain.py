@@ -107,7 +107,7 @@ def wrap_class(
     horizon = getattr(kind, "horizon", None)
     if horizon is not None:
         attributes["horizons"] = {"all": horizon}
-    if base is Choices and getattr(kind, "choices", ()) is None:
+    if base is Choices and getattr(kind, "choices", ()) is str:
         attributes["acts"] = "text"
     return type(kind.__name__, (base,), attributes | {"plain_type": kind, "Settings": settings})
 
@@ -347,7 +347,7 @@ def _takes_index(kind: Any) -> bool:
 class Choices(Plain):
     """A class with `choices`, `reset(seed)` → text, and `step(choice)` → (text, reward, done). Gymnasium's forms of
     `reset` and `step` are understood, too. Choices are a list, which methods may set, a property or a method. A `step`
-    whose argument is an `int` by its type gets the index of the choice; where choices are None, it gets any text.
+    whose argument is an `int` by its type gets the index of the choice. With `choices = str` it gets any text.
 
     Whether the episode is a success, `success` in a fourth value says, a dict; otherwise see `guessed_success`. Other
     numbers in it are figures.
@@ -484,15 +484,15 @@ class Choices(Plain):
         if not hasattr(self.plain_type, "choices") and not hasattr(self.plain, "choices"):
             raise ConfigError(
                 f"{self.plain_type.__name__} has no choices; set them in the class or in reset(), as"
-                " a list of texts, or None if step() takes any text (a game of Gymnasium inherits"
+                " a list of texts, or choices = str if step() takes any text (a game of Gymnasium inherits"
                 " from gymnasium.Env)"
             )
         choices = self.plain.choices
-        choices = choices() if callable(choices) else choices
         messages = (Message("user", text),)
-        if choices is None:
+        if choices is str:
             self._offered = None
             return Observation(messages)
+        choices = choices() if callable(choices) else choices
         if not isinstance(choices, list | tuple) or not (choices or over):
             raise ConfigError(
                 f"{code_place(self.plain_type)}: after {method}() the choices are {brief(choices)};"
