@@ -10,12 +10,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.learning import run_command
 from benchmarks.learning.games import GAMES
 from benchmarks.learning.learners import Budget
 from benchmarks.learning.measure import LEARNERS, Run, Task, missing_package, plays, workers
 from benchmarks.learning.results import Results, tables
 from benchmarks.learning.texts import TEXTS
-from reflectkit.errors import ReflectkitError
 from reflectkit.jsonl import locked
 
 FOLDER = Path(__file__).parents[2] / "research" / "learning"
@@ -122,9 +122,4 @@ def measure_each(results: Results, runs: Sequence[Run], jobs: int, deadline: flo
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit("stopped; the same command resumes")
-    except ReflectkitError as error:
-        sys.exit(str(error))
+    run_command(main)

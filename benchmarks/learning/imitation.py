@@ -7,7 +7,6 @@ with comments on other states. Scores are exact. The same command resumes.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 import reflectkit
+from benchmarks.learning import run_command
 from benchmarks.learning.games import GAMES, Game, Outcome, State
 from benchmarks.learning.learners import choice_env, read_choices
 from benchmarks.learning.results import MISSING, digest, file_digest, game_digest, markdown_row, python_files
@@ -26,7 +26,6 @@ from benchmarks.learning.values import FIRST_SEED, STARTS, Values
 from reflectkit.commands import sft
 from reflectkit.console import Quiet
 from reflectkit.data.sft_rows import Lesson, plain_row, usual_form
-from reflectkit.errors import ReflectkitError
 from reflectkit.jsonl import append, locked, rewrite, salvaged, write_jsonl
 from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.models.hub import silence_libraries
@@ -338,9 +337,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit("stopped; the same command resumes")
-    except ReflectkitError as error:
-        sys.exit(str(error))
+    run_command(main)

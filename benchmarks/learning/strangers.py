@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import permutations
 from pathlib import Path
 from statistics import fmean
@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 import torch
 
 import reflectkit
+from benchmarks.learning import run_command
 from benchmarks.learning.learners import Budget
-from reflectkit.errors import ReflectkitError
 from reflectkit.jsonl import append, read_jsonl
 
 FOLDER = Path("results/strangers")
@@ -360,10 +360,11 @@ OPTIMUM: dict[type, float] = {
 """The mean return of an optimal player, over all problems."""
 
 
-def random_return(kind: type, episodes: int = 2000) -> float:
-    """The mean return of a random player."""
+@cache
+def random_return(kind: type) -> float:
+    """The mean return of a random player in 2,000 episodes."""
     returns = []
-    for seed in range(episodes):
+    for seed in range(2000):
         game, chance = kind(), random.Random(seed)
         game.reset(seed)
         total = 0.0
@@ -467,9 +468,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit("stopped; the same command resumes")
-    except ReflectkitError as error:
-        sys.exit(str(error))
+    run_command(main)

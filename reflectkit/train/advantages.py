@@ -9,7 +9,6 @@ and deviations do not depend on the number of processes.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Sequence
@@ -294,7 +293,7 @@ def shrunk_values(
     >>> shrunk_values([[0.0, 8.0], [0.0, 4.0]], [[1.0, 1.0], [0.0, 1.0]], 2)
     [[1.5, 5.5], [3.0, 3.0]]
     """
-    # 1. Sums over each fresh episode, of values and returns less their means
+    # 1. Moments of each fresh episode, of values and returns less their means
     fresh_values = [value for row in values[:fresh_count] for value in row]
     fresh_returns = [value for row in returns[:fresh_count] for value in row]
     if not fresh_values:
@@ -303,62 +302,38 @@ def shrunk_values(
     mean_return = math.fsum(fresh_returns) / len(fresh_returns)
     parts = []
     for value_row, return_row in zip(values[:fresh_count], returns[:fresh_count], strict=True):
-        pairs = zip(value_row, return_row, strict=True)
-        parts.append(_Moments.of([(x - mean_value, y - mean_return) for x, y in pairs]))
-    total = functools.reduce(_Moments.__add__, parts)
+        xs = [value - mean_value for value in value_row]
+        ys = [value - mean_return for value in return_row]
+        parts.append(_moments(xs, ys))
+    total = [sum(column) for column in zip(*parts, strict=True)]
 
     # 2. The slope of the other episodes
     shrunk = []
     for number, row in enumerate(values):
-        others = total - parts[number] if number < fresh_count else total
+        others = total
+        if number < fresh_count:
+            others = [whole - part for whole, part in zip(total, parts[number], strict=True)]
         factor = 1.0
-        if others.count:
-            factor = min(1.0, max(0.0, 2 * others.slope))
+        if others[0]:
+            factor = min(1.0, max(0.0, 2 * _slope(*others)))
         shrunk.append([mean_value + factor * (value - mean_value) for value in row])
     return shrunk
 
 
-@dataclass(frozen=True)
-class _Moments:
-    """Sums over pairs (x, y)."""
+def _moments(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, ...]:
+    """The number of pairs, and their sums of x, y, x² and x * y."""
+    products = [x * y for x, y in zip(xs, ys, strict=True)]
+    squares = [x * x for x in xs]
+    return len(xs), math.fsum(xs), math.fsum(ys), math.fsum(squares), math.fsum(products)
 
-    count: int
-    x: float
-    y: float
-    xx: float
-    xy: float
 
-    @classmethod
-    def of(cls, pairs: Sequence[tuple[float, float]]) -> _Moments:
-        """The sums over `pairs`."""
-        return cls(
-            len(pairs),
-            math.fsum(x for x, _ in pairs),
-            math.fsum(y for _, y in pairs),
-            math.fsum(x * x for x, _ in pairs),
-            math.fsum(x * y for x, y in pairs),
-        )
-
-    def __add__(self, other: _Moments) -> _Moments:
-        return _Moments(
-            self.count + other.count,
-            self.x + other.x,
-            self.y + other.y,
-            self.xx + other.xx,
-            self.xy + other.xy,
-        )
-
-    def __sub__(self, part: _Moments) -> _Moments:
-        return self + _Moments(-part.count, -part.x, -part.y, -part.xx, -part.xy)
-
-    @property
-    def slope(self) -> float:
-        """Of the least-squares line of y over x; 0 if all x are equal."""
-        mean_x, mean_y = self.x / self.count, self.y / self.count
-        variance = self.xx / self.count - mean_x**2
-        if variance <= SPREAD**2:
-            return 0.0
-        return (self.xy / self.count - mean_x * mean_y) / variance
+def _slope(count: float, x: float, y: float, xx: float, xy: float) -> float:
+    """The slope of the least-squares line of y over x, from `_moments`; 0 if all x are equal."""
+    mean_x, mean_y = x / count, y / count
+    variance = xx / count - mean_x**2
+    if variance <= SPREAD**2:
+        return 0.0
+    return (xy / count - mean_x * mean_y) / variance
 
 
 def _sums(row: Sequence[float], other: Sequence[float], weight: float = 1.0) -> list[float]:

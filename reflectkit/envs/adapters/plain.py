@@ -107,7 +107,7 @@ def wrap_class(
     horizon = getattr(kind, "horizon", None)
     if horizon is not None:
         attributes["horizons"] = {"all": horizon}
-    if base is Choices and getattr(kind, "choices", ()) is str:
+    if getattr(kind, "choices", ()) is str:
         attributes["acts"] = "text"
     return type(kind.__name__, (base,), attributes | {"plain_type": kind, "Settings": settings})
 
