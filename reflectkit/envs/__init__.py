@@ -13,17 +13,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache, partial
+from numbers import Integral
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from pydantic import (
-    BaseModel,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    StringConstraints,
-    ValidationError,
-)
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, ValidationError
 
 from reflectkit.config import NoSettings, check_own_settings
 from reflectkit.env import Env, Teacher
@@ -76,15 +70,25 @@ NONE_LISTED = "env '{}' lists no problems at level '{}'"
 Text = Annotated[str, StringConstraints(min_length=1)]
 
 
+def _whole(value: Any) -> int:
+    """`value` as an int. Raises ValueError unless it is a whole number; True and "5" are none."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError("give a whole number")
+    return int(value)
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+
+
 class _Attributes(BaseModel):
     """The attributes of an env's class and its teacher's, to check them."""
 
     name: Text
     levels: Annotated[tuple[Text, ...], Field(min_length=1)]
-    horizons: Mapping[str, PositiveInt]
-    max_concurrency: PositiveInt
+    horizons: Mapping[str, Annotated[Whole, Field(gt=0)]]
+    max_concurrency: Annotated[Whole, Field(gt=0)]
     noise: Annotated[float, Field(ge=0, le=1)]
-    negatives: NonNegativeInt
+    negatives: Annotated[Whole, Field(ge=0)]
 
 
 def env_names() -> list[str]:
@@ -187,9 +191,8 @@ def _checked(kind: Any, name: str) -> Any:
     except ValidationError as error:
         fault = error.errors()[0]
         trait = str(fault["loc"][0])
-        raise ConfigError(
-            f"{name}: its {trait} are {brief(values[trait])}: {fault['msg']}"
-        ) from None
+        what = fault["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{name}: its {trait} are {brief(values[trait])}: {what}") from None
     # 3. Settings from its constructor, if it has none
     if kind.Settings is NoSettings:
         kind.Settings = settings_of(kind)

@@ -1139,10 +1139,19 @@ class Doors(gymnasium.Env):
 
 
 def test_a_horizon_of_gymnasium_is_a_whole_number() -> None:
-    """A text or a fraction was ignored, and episodes had 15 steps."""
-    for horizon in ("5", 5.5):
-        with pytest.raises(ConfigError, match=r"its horizon is .*5'?; give a whole number of steps"):
+    """A text or a fraction was ignored, and episodes had 15 steps; with True, they had one."""
+    for horizon in ("5", 5.5, True):
+        with pytest.raises(ConfigError, match=r"its horizon is .*; give a whole number of steps"):
             env_class(type("Long", (Doors,), {"horizon": horizon, "__module__": __name__}))
+
+
+def test_a_horizon_of_a_plain_class_is_a_whole_number() -> None:
+    for horizon in ("5", 5.5, True):
+        kind = type(
+            "Long", (), {"horizon": horizon, "choices": ("a", "b"), "reset": lambda *_: "s", "step": lambda *_: None}
+        )
+        with pytest.raises(ConfigError, match=r"its horizons are .*: give a whole number"):
+            env_class(kind)
 
 
 class Locked(Doors):

@@ -71,9 +71,14 @@ CHECKERS = (Path(gymnasium.__file__).parent, Path(__file__))
 """Where the code is that unpacks what a game returned."""
 
 
+def _is_count(value: Any) -> bool:
+    """Whether `value` is a whole number above 0; True is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0
+
+
 ENV_ATTRIBUTES: dict[str, Callable[[Any], bool]] = {
-    "horizon": lambda value: isinstance(value, Integral) and int(value) > 0,
-    "max_concurrency": lambda value: isinstance(value, int) and value > 0,
+    "horizon": _is_count,
+    "max_concurrency": _is_count,
     "teacher_type": lambda value: isinstance(value, type) and issubclass(value, Teacher),
     "rules": lambda value: isinstance(value, str),
     "__doc__": lambda value: isinstance(value, str),
@@ -204,7 +209,7 @@ def game_of(make: Callable[..., Any], name: str, kind: Any) -> Any:
         value = getattr(kind, key, None)
         if value and fits(value):
             attributes[key] = value
-        elif key == "horizon" and isinstance(value, str | float):
+        elif key == "horizon" and isinstance(value, str | float | bool):
             raise ConfigError(
                 f"{code_place(kind)}: its horizon is {brief(value)}; give a whole number of steps"
             )
