@@ -1,5 +1,5 @@
-"""`python -m benchmarks.learning.strangers`: twelve games in the form in which strangers write them, to see whether
-what was chosen in the yardstick's games holds elsewhere. The same command resumes.
+"""`python -m benchmarks.learning.strangers`: games in the form in which strangers write them, to see whether what was
+chosen in the yardstick's games holds elsewhere. The same command resumes.
 
 The games are plain classes, and are trained and played through the public functions. A score is (return - random) /
 (optimum - random), over 300 held-out problems.
@@ -8,368 +8,50 @@ The games are plain classes, and are trained and played through the public funct
 from __future__ import annotations
 
 import argparse
+import inspect
+import itertools
 import random
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import permutations
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 import reflectkit
-from benchmarks.learning import run_command
+from benchmarks.learning import earlier_games, later_games, run_command
 from benchmarks.learning.learners import Budget
+from benchmarks.learning.results import digest, package_digest
+from reflectkit.data.problems import FIRST_SEED
 from reflectkit.jsonl import append, read_jsonl
 
 FOLDER = Path("results/strangers")
+RESULTS = Path("research/learning/strangers.jsonl")
+"""A row a run, with mean returns. It counts if its digest is that of today's code."""
 LEARNERS: dict[str, dict[str, Any]] = {"default": {}, "no-shrink-values": {"shrink_values": False}}
 """Flags of rlft, by the name of what is compared."""
+SETS = {"earlier": earlier_games.OPTIMUM, "later": later_games.OPTIMUM}
+"""The optimum of each game, by when the games were written."""
+OPTIMUM: dict[type, float] = {**SETS["earlier"], **SETS["later"]}
 PROBLEMS = 300
-Returned = tuple[str, float, bool]
-"""The text, the reward, and whether the episode is over."""
-
-
-class Nim:
-    """Take 1 to 3 of 10 to 21 sticks, in turns with a random player; who takes the last wins."""
-
-    choices: ClassVar = ["take 1", "take 2", "take 3"]
-
-    def reset(self, seed: int) -> str:
-        self.chance = random.Random(seed)
-        self.sticks = self.chance.randint(10, 21)
-        return self.text()
-
-    def step(self, choice: str) -> Returned:
-        self.sticks -= min(self.sticks, int(choice.split()[1]))
-        if not self.sticks:
-            return "You took the last stick.", 1.0, True
-        self.sticks -= min(self.sticks, self.chance.randint(1, 3))
-        if not self.sticks:
-            return "The other took the last stick.", 0.0, True
-        return self.text(), 0.0, False
-
-    def text(self) -> str:
-        return f"{self.sticks} sticks are left."
-
-
-class Lights:
-    """Six lights, two by three; a button switches its light and its neighbours. Switch all off."""
-
-    choices: ClassVar = [f"press {name}" for name in "ABCDEF"]
-    horizon = 8
-    near = ((0, 1, 3), (0, 1, 2, 4), (1, 2, 5), (0, 3, 4), (1, 3, 4, 5), (2, 4, 5))
-
-    def reset(self, seed: int) -> str:
-        chance = random.Random(seed)
-        self.is_on = [False] * 6
-        while not any(self.is_on):
-            for button in chance.sample(range(6), chance.randint(1, 3)):
-                self.press(button)
-        return self.text()
-
-    def step(self, choice: str) -> Returned:
-        self.press("ABCDEF".index(choice[-1]))
-        done = not any(self.is_on)
-        return self.text(), 1.0 if done else -0.05, done
-
-    def press(self, button: int) -> None:
-        for light in self.near[button]:
-            self.is_on[light] = not self.is_on[light]
-
-    def text(self) -> str:
-        words = ["on" if is_on else "off" for is_on in self.is_on]
-        return f"A B C: {' '.join(words[:3])}\nD E F: {' '.join(words[3:])}"
-
-
-class Hanoi:
-    """The towers of Hanoi with three discs."""
-
-    choices: ClassVar = [f"{one} to {other}" for one, other in permutations("ABC", 2)]
-    horizon = 20
-
-    def reset(self, seed: int) -> str:
-        self.pegs: dict[str, list[int]] = {"A": [3, 2, 1], "B": [], "C": []}
-        return self.text()
-
-    def step(self, choice: str) -> Returned:
-        one, other = (self.pegs[name] for name in choice.split(" to "))
-        if not one or (other and other[-1] < one[-1]):
-            return f"Not allowed. {self.text()}", -0.1, False
-        other.append(one.pop())
-        done = len(self.pegs["C"]) == 3
-        return self.text(), 1.0 if done else -0.02, done
-
-    def text(self) -> str:
-        return "; ".join(f"peg {name}: {' '.join(map(str, discs)) or 'empty'}" for name, discs in self.pegs.items())
-
-
-class Hangman:
-    """Guess one of eight words by letters, with two mistakes."""
-
-    words = ("house", "river", "table", "cloud", "bread", "night", "paper", "stone")
-
-    def reset(self, seed: int) -> str:
-        self.word = random.Random(seed).choice(self.words)
-        self.tried: set[str] = set()
-        self.mistakes_left = 3
-        return self.text()
-
-    @property
-    def choices(self) -> list[str]:
-        return [letter for letter in "abcdeghilnoprstuv" if letter not in self.tried]
-
-    def step(self, letter: str) -> Returned:
-        self.tried.add(letter)
-        self.mistakes_left -= letter not in self.word
-        has_won = set(self.word) <= self.tried
-        return self.text(), float(has_won), has_won or not self.mistakes_left
-
-    def text(self) -> str:
-        shown = " ".join(letter if letter in self.tried else "_" for letter in self.word)
-        return f"Word: {shown}. {self.mistakes_left} mistakes left."
-
-
-class Simon:
-    """Repeat three colours, which stay in view with what was said."""
-
-    choices: ClassVar = ["red", "green", "blue", "go on"]
-    horizon = 8
-
-    def reset(self, seed: int) -> str:
-        chance = random.Random(seed)
-        self.colours = [chance.choice(self.choices[:3]) for _ in range(3)]
-        self.said: list[str] = []
-        return self.text()
-
-    def step(self, choice: str) -> Returned:
-        if choice != self.colours[len(self.said)]:
-            return f"{self.text()} Wrong: {choice}", 0.0, True
-        self.said.append(choice)
-        return self.text(), 1 / 3, len(self.said) == 3
-
-    def text(self) -> str:
-        said = f" You said {', '.join(self.said)}." if self.said else ""
-        return f"The colours are {', '.join(self.colours)}.{said}"
-
-
-class Elevator:
-    """Go to the floor where somebody waits, and open."""
-
-    choices: ClassVar = ["up", "down", "open"]
-    horizon = 12
-
-    def reset(self, seed: int) -> str:
-        self.floor, self.target = random.Random(seed).sample(range(1, 7), 2)
-        return self.text()
-
-    def step(self, choice: str) -> Returned:
-        if choice == "open":
-            is_there = self.floor == self.target
-            return self.text(), 1.0 if is_there else -0.2, is_there
-        self.floor = min(6, max(1, self.floor + (1 if choice == "up" else -1)))
-        return self.text(), -0.02, False
-
-    def text(self) -> str:
-        return f"The lift is on floor {self.floor}. Somebody waits on floor {self.target}."
-
-
-class River:
-    """A wolf, a goat and a cabbage cross a river."""
-
-    choices: ClassVar = ["cross alone", "take the wolf", "take the goat", "take the cabbage"]
-    horizon = 20
-
-    def reset(self, seed: int) -> str:
-        self.is_across = dict.fromkeys(("farmer", "wolf", "goat", "cabbage"), False)
-        return self.text()
-
-    def step(self, choice: str) -> Returned:
-        across = self.is_across
-        cargo = choice.split()[-1]
-        if cargo != "alone":
-            if across[cargo] != across["farmer"]:
-                return f"It is on the other bank. {self.text()}", -0.05, False
-            across[cargo] = not across[cargo]
-        across["farmer"] = not across["farmer"]
-        is_alone_with_food = across["goat"] in (across["wolf"], across["cabbage"])
-        if across["goat"] != across["farmer"] and is_alone_with_food:
-            return "Something was eaten.", -0.5, True
-        done = all(across.values())
-        return self.text(), 1.0 if done else -0.02, done
-
-    def text(self) -> str:
-        left, right = (
-            ", ".join(name for name, there in self.is_across.items() if there is bank) or "nobody"
-            for bank in (False, True)
-        )
-        return f"Left bank: {left}. Right bank: {right}."
-
-
-class Roshambo:
-    """Ten rounds of rock, paper and scissors against somebody who plays what beats the last move."""
-
-    choices: ClassVar = ["rock", "paper", "scissors"]
-    beaten_by: ClassVar = {"rock": "paper", "paper": "scissors", "scissors": "rock"}
-
-    def reset(self, seed: int) -> str:
-        self.next_move = random.Random(seed).choice(self.choices)
-        self.round = 1
-        return "Round 1."
-
-    def step(self, choice: str) -> Returned:
-        other = self.next_move
-        reward = float(choice == self.beaten_by[other]) - float(other == self.beaten_by[choice])
-        self.next_move = self.beaten_by[choice]
-        self.round += 1
-        return f"Round {self.round}. You played {choice}, they played {other}.", reward, self.round > 10
-
-
-class Knapsack:
-    """Take or leave five things, one after the other; a sack for 10 kg."""
-
-    choices: ClassVar = ["take", "skip"]
-
-    def reset(self, seed: int) -> str:
-        chance = random.Random(seed)
-        self.things = [(chance.randint(1, 6), chance.randint(1, 9)) for _ in range(5)]
-        self.room, self.seen = 10, 0
-        return self.text()
-
-    def step(self, choice: str) -> Returned:
-        weight, worth = self.things[self.seen]
-        if choice == "take":
-            if weight > self.room:
-                return "The sack tore.", -10.0, True
-            self.room -= weight
-        reward = float(worth) if choice == "take" else 0.0
-        self.seen += 1
-        if self.seen == 5:
-            return "Done.", reward, True
-        return self.text(), reward, False
-
-    def text(self) -> str:
-        weight, worth = self.things[self.seen]
-        return f"Thing {self.seen + 1} of 5: {weight} kg, worth {worth}. Room for {self.room} kg."
-
-
-class Sorting:
-    """Sort four numbers by swaps of neighbours."""
-
-    choices: ClassVar = ["swap 1 2", "swap 2 3", "swap 3 4"]
-    horizon = 12
-
-    def reset(self, seed: int) -> str:
-        chance = random.Random(seed)
-        self.row = [1, 2, 3, 4]
-        while self.row == sorted(self.row):
-            chance.shuffle(self.row)
-        return self.text()
-
-    def step(self, choice: str) -> Returned:
-        first = int(choice.split()[1]) - 1
-        self.row[first : first + 2] = reversed(self.row[first : first + 2])
-        done = self.row == sorted(self.row)
-        return self.text(), 1.0 if done else -0.05, done
-
-    def text(self) -> str:
-        return f"The row is {' '.join(map(str, self.row))}."
-
-
-class Key:
-    """Six rooms in a row; fetch the key in the first, and unlock the door in the last. Only that is paid."""
-
-    choices: ClassVar = ["left", "right", "take", "unlock"]
-    horizon = 30
-
-    def reset(self, seed: int) -> str:
-        self.room, self.has_key = random.Random(seed).randint(1, 3), False
-        return self.text()
-
-    def step(self, choice: str) -> Returned:
-        if choice == "left":
-            self.room = max(0, self.room - 1)
-        if choice == "right":
-            self.room = min(5, self.room + 1)
-        if choice == "take" and self.room == 0:
-            self.has_key = True
-        done = choice == "unlock" and self.room == 5 and self.has_key
-        return self.text(), float(done), done
-
-    def text(self) -> str:
-        here = "Nothing here."
-        if self.room == 0:
-            here = "An empty hook." if self.has_key else "A key hangs here."
-        if self.room == 5:
-            here = "A locked door is here."
-        return f"Room {self.room}. {here} You {'have a key' if self.has_key else 'have nothing'}."
-
-
-class Quiz:
-    """Four questions about capitals, four answers each; a wrong one costs half a point."""
-
-    capitals: ClassVar = {
-        "France": "Paris",
-        "Italy": "Rome",
-        "Spain": "Madrid",
-        "Peru": "Lima",
-        "Kenya": "Nairobi",
-        "Japan": "Tokyo",
-        "Cuba": "Havana",
-        "Norway": "Oslo",
-        "Egypt": "Cairo",
-        "Ghana": "Accra",
-        "Nepal": "Kathmandu",
-        "Chile": "Santiago",
-    }
-
-    def reset(self, seed: int) -> str:
-        self.chance = random.Random(seed)
-        self.asked = 0
-        return self.text()
-
-    def step(self, choice: str) -> Returned:
-        reward = 1.0 if choice == self.capitals[self.country] else -0.5
-        return self.text(), reward, self.asked > 4
-
-    def text(self) -> str:
-        self.asked += 1
-        self.country = self.chance.choice(list(self.capitals))
-        right = self.capitals[self.country]
-        wrong = [city for city in self.capitals.values() if city != right]
-        self.choices = self.chance.sample([right, *self.chance.sample(wrong, 3)], 4)
-        return f"What is the capital of {self.country}?"
-
-
-OPTIMUM: dict[type, float] = {
-    Nim: 0.9955,
-    Lights: 0.97,
-    Hanoi: 0.88,
-    Hangman: 1.0,
-    Simon: 1.0,
-    Elevator: 0.9533,
-    River: 0.88,
-    Roshambo: 9.0,
-    Knapsack: 17.2988,
-    Sorting: 0.8935,
-    Key: 1.0,
-    Quiz: 4.0,
-}
-"""The mean return of an optimal player, over all problems."""
+RANDOM_EPISODES = 3000
+MOST_STEPS = 128
+"""Of an episode, in a game without a horizon of its own."""
 
 
 @cache
 def random_return(kind: type) -> float:
-    """The mean return of a random player in 2,000 episodes."""
+    """The mean return of a random player, over the held-out problems."""
     returns = []
-    for seed in range(2000):
-        game, chance = kind(), random.Random(seed)
-        game.reset(seed)
+    for episode in range(RANDOM_EPISODES):
+        # Its chances must not be those of the game, which begins with the same kind of generator
+        game, player = kind(), random.Random(f"player {episode}")
+        game.reset(FIRST_SEED["test"] + episode % PROBLEMS)
         total = 0.0
-        for _ in range(getattr(kind, "horizon", 128)):
-            _, reward, done = game.step(chance.choice(list(game.choices)))
+        for _ in range(getattr(kind, "horizon", MOST_STEPS)):
+            _, reward, done = game.step(player.choice(list(game.choices)))
             total += reward
             if done:
                 break
@@ -377,9 +59,21 @@ def random_return(kind: type) -> float:
     return fmean(returns)
 
 
+def score(kind: type, mean_return: float) -> float:
+    """0 for a random player, and 1 for an optimal one."""
+    low = random_return(kind)
+    return (mean_return - low) / (OPTIMUM[kind] - low)
+
+
+def code_of(kind: type) -> str:
+    """A digest of what decides a result: the package's code and the game, with the rules that a player reads."""
+    return digest(package_digest() + inspect.getsource(kind))
+
+
 def measure(kind: type, learner: str, budget: Budget, seed: int, folder: Path) -> dict[str, Any]:
-    """Train and evaluate; the row of results."""
-    env = f"{Path(__file__).resolve()}:{kind.__name__}"
+    """Train and evaluate; the row of results, with mean returns as sampled and greedy."""
+    # 1. Train
+    env = f"{inspect.getfile(kind)}:{kind.__name__}"
     data, runs = folder / "data", folder / "runs"
     started = time.process_time()
     run = reflectkit.rlft(
@@ -394,9 +88,10 @@ def measure(kind: type, learner: str, budget: Budget, seed: int, folder: Path) -
         results_dir=runs,
         **LEARNERS[learner],
     )
-    row = {"game": kind.__name__, "learner": learner, "budget": str(budget), "seed": seed}
+    row = _place(kind, learner, budget, seed)
     row["cpu_seconds"] = round(time.process_time() - started, 1)
-    low, high = random_return(kind), OPTIMUM[kind]
+
+    # 2. Play
     for name, temperature in (("sampled", 1.0), ("greedy", 0.0)):
         played = reflectkit.evaluate(
             env=env,
@@ -406,64 +101,89 @@ def measure(kind: type, learner: str, budget: Budget, seed: int, folder: Path) -
             data_dir=data,
             results_dir=runs,
         )
-        mean_return = played.figures["rows"][0]["return"]
-        row[name] = round((mean_return - low) / (high - low), 4)
+        row[name] = played.figures["rows"][0]["return"]
     return row
 
 
-def table(rows: Sequence[Mapping[str, Any]], budget: Budget) -> str:
+def _place(kind: type, learner: str, budget: Budget, seed: int) -> dict[str, Any]:
+    """What identifies a row of results."""
+    return {
+        "game": kind.__name__,
+        "learner": learner,
+        "budget": str(budget),
+        "seed": seed,
+        "code": code_of(kind),
+    }
+
+
+def table(
+    rows: Sequence[Mapping[str, Any]],
+    kinds: Sequence[type],
+    learners: Sequence[str],
+    budget: Budget,
+) -> str:
     """Mean scores of each game and learner as Markdown, sampled (greedy)."""
-    lines = [f"| {budget} | " + " | ".join(LEARNERS) + " |", "|---" * (len(LEARNERS) + 1) + "|"]
-    means: dict[str, list[tuple[float, float]]] = {learner: [] for learner in LEARNERS}
-    for kind in OPTIMUM:
+    lines = [f"| {budget} | " + " | ".join(learners) + " |", "|---" * (len(learners) + 1) + "|"]
+    means: dict[str, list[tuple[float, float]]] = {learner: [] for learner in learners}
+    for kind in kinds:
         cells = []
-        for learner in LEARNERS:
-            found = [
-                (row["sampled"], row["greedy"])
-                for row in rows
-                if (row["game"], row["learner"], row["budget"]) == (kind.__name__, learner, str(budget))
-            ]
-            cells.append(_cell(found))
-            if found:
-                means[learner].append((fmean(x for x, _ in found), fmean(x for _, x in found)))
+        for learner in learners:
+            scores = []
+            for row in rows:
+                if row == {**row, **_place(kind, learner, budget, row["seed"])}:
+                    scores.append((score(kind, row["sampled"]), score(kind, row["greedy"])))
+            cells.append(_cell(scores))
+            if scores:
+                means[learner].append(_means(scores))
         lines.append(f"| {kind.__name__} | " + " | ".join(cells) + " |")
-    lines.append("| mean | " + " | ".join(_cell(means[learner]) for learner in LEARNERS) + " |")
+    lines.append("| mean | " + " | ".join(_cell(means[learner]) for learner in learners) + " |")
     return "\n".join(lines)
 
 
-def _cell(scores: Sequence[tuple[float, float]]) -> str:
+def _means(scores: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """The means of pairs of scores, sampled and greedy."""
-    if not scores:
-        return ""
-    return f"{fmean(sampled for sampled, _ in scores):.2f} ({fmean(greedy for _, greedy in scores):.2f})"
+    return fmean(sampled for sampled, _ in scores), fmean(greedy for _, greedy in scores)
+
+
+def _cell(scores: Sequence[tuple[float, float]]) -> str:
+    """The means of `scores` as a text; empty without any."""
+    return "{:.2f} ({:.2f})".format(*_means(scores)) if scores else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what is missing, then print the table."""
+    """Measure what is missing, then print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning.strangers", description=__doc__)
     names = {kind.__name__: kind for kind in OPTIMUM}
     parser.add_argument("--games", nargs="+", choices=names, default=list(names), metavar="GAME", help=", ".join(names))
-    parser.add_argument("--learners", nargs="+", choices=LEARNERS, default=list(LEARNERS), help="default: both")
+    parser.add_argument("--learners", nargs="+", choices=LEARNERS, default=["default"], help="default: default")
     parser.add_argument("--budget", type=Budget.parse, default=Budget(20, 32), help="default: 20x32")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="of training; default: 0 to 2")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where runs and results are kept")
+    parser.add_argument("--table", action="store_true", help="only print the tables")
+    parser.add_argument("--results", type=Path, default=RESULTS, help=f"file of the results; default: {RESULTS}")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help=f"where runs are kept; default: {FOLDER}")
     options = parser.parse_args(arguments)
 
+    # 1. Measure what the file has not
     torch.set_num_threads(1)
-    options.folder.mkdir(parents=True, exist_ok=True)
-    results = options.folder / "results.jsonl"
-    rows = [row for _, row in read_jsonl(results)] if results.is_file() else []
-    there = {(row["game"], row["learner"], row["budget"], row["seed"]) for row in rows}
-    for seed in options.seeds:
-        for learner in options.learners:
-            for name in options.games:
-                if (name, learner, str(options.budget), seed) in there:
-                    continue
-                row = measure(names[name], learner, options.budget, seed, options.folder)
-                append(results, [row])
-                rows.append(row)
-                print(f"{name}, {learner}, seed {seed}: {row['sampled']} sampled, {row['greedy']} greedy", flush=True)
-    print(table(rows, options.budget))
+    rows = [row for _, row in read_jsonl(options.results)] if options.results.is_file() else []
+    wanted = []
+    if not options.table:
+        wanted = list(itertools.product(options.seeds, options.learners, options.games))
+    for seed, learner, name in wanted:
+        place = _place(names[name], learner, options.budget, seed)
+        if any(row == {**row, **place} for row in rows):
+            continue
+        row = measure(names[name], learner, options.budget, seed, options.folder)
+        append(options.results, [row])
+        rows.append(row)
+        sampled, greedy = (score(names[name], row[play]) for play in ("sampled", "greedy"))
+        print(f"{name}, {learner}, seed {seed}: {sampled:.2f} sampled, {greedy:.2f} greedy", flush=True)
+
+    # 2. A table for each set of games
+    for games in SETS.values():
+        kinds = [kind for kind in games if kind.__name__ in options.games]
+        if kinds:
+            print(table(rows, kinds, options.learners, options.budget), end="\n\n")
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.learning import strangers
+from benchmarks.learning import earlier_games, later_games, strangers
 from benchmarks.learning.learners import Budget
 
 
@@ -29,9 +29,17 @@ def best_return(game: Any, steps: int, known: dict[tuple[str, int], float]) -> f
     return known[state]
 
 
-@pytest.mark.parametrize(
-    "kind", [strangers.Lights, strangers.Hanoi, strangers.Simon, strangers.Elevator, strangers.River, strangers.Sorting]
+SEARCHED = (
+    earlier_games.Lights,
+    earlier_games.Hanoi,
+    earlier_games.Simon,
+    earlier_games.Elevator,
+    earlier_games.River,
+    earlier_games.Sorting,
 )
+
+
+@pytest.mark.parametrize("kind", SEARCHED)
 def test_the_optimum_is_what_a_search_finds(kind: Any) -> None:
     known: dict[tuple[str, int], float] = {}
     returns = []
@@ -52,7 +60,7 @@ def test_the_optimum_of_the_sack_is_that_of_dynamic_programming() -> None:
             return max(after[room], worth + after[room - weight] if weight <= room else 0.0)
 
         values = [fmean(map(partial(best, room, values), things)) for room in range(11)]
-    assert values[10] == pytest.approx(strangers.OPTIMUM[strangers.Knapsack], abs=1e-3)
+    assert values[10] == pytest.approx(strangers.OPTIMUM[earlier_games.Knapsack], abs=1e-3)
 
 
 def test_a_run_is_measured_once(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,11 +75,24 @@ def test_a_run_is_measured_once(tmp_path: Any, capsys: pytest.CaptureFixture[str
         "0",
         "--folder",
         str(tmp_path),
+        "--results",
+        str(tmp_path / "results.jsonl"),
     ]
     assert strangers.main(arguments) == 0
     [row] = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
     assert (row["game"], row["learner"], row["budget"], row["seed"]) == ("Nim", "default", "1x4", 0)
-    assert f"| Nim | {row['sampled']:.2f} ({row['greedy']:.2f}) |  |" in capsys.readouterr().out
+    low = strangers.random_return(earlier_games.Nim)
+    sampled, greedy = ((row[play] - low) / (0.9955 - low) for play in ("sampled", "greedy"))
+    assert f"| Nim | {sampled:.2f} ({greedy:.2f}) |" in capsys.readouterr().out
     assert strangers.main(arguments) == 0
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 1
-    assert strangers.table([row], Budget(9, 9)).count("Nim |  |  |") == 1
+
+    # Nothing is shown of another budget or of other code
+    nim = [earlier_games.Nim]
+    assert "| Nim |  |" in strangers.table([row], nim, ["default"], Budget(9, 9))
+    assert "| Nim |  |" in strangers.table([{**row, "code": "0"}], nim, ["default"], Budget(1, 4))
+
+
+def test_a_random_player_has_chances_of_its_own() -> None:
+    """With the game's generator it never met a refusal, and scored above the optimum."""
+    assert strangers.random_return(later_games.SellPiano) == pytest.approx(1.7, abs=0.1)
