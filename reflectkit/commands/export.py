@@ -176,7 +176,7 @@ def bring_home(config: ExportConfig, current: Run, progress: Progress) -> Report
     from reflectkit.eventloop import run_sync
     from reflectkit.jsonl import replacing_folder, write_json
     from reflectkit.models.checkpoint_metadata import ROLE_FILE, load_tokenizer, model_facts
-    from reflectkit.sampling.service import loaded, record_of, saved_on, unpack
+    from reflectkit.sampling.service import record_of, saved_adapter, saved_on, unpack
 
     source, target = config.policy, config.out_dir
     refuse(
@@ -188,17 +188,20 @@ def bring_home(config: ExportConfig, current: Run, progress: Progress) -> Report
     del facts[SERVICE]
     service, base = saved_on(record, config.engine)
 
+    tokenizer = load_tokenizer(str(source))
+
     # The service gives an adapter out as an archive
-    async def fetched() -> bytes:
-        adapter = await loaded(service, base, int(record["rank"]), 0, record["state"])
-        archive = await adapter.archive()
+    async def fetch(archive: Path) -> None:
+        adapter = await saved_adapter(service, base, record, 0, tokenizer)
+        await adapter.archive(archive)
         await adapter.close()
-        return archive
 
     with progress.bar(f"export {source}", 1) as bar, replacing_folder(target) as staging:
-        archive = run_sync(fetched())
+        archive = staging / "adapter.tar.gz"
+        run_sync(fetch(archive))
         unpack(archive, record["base"], staging, service.url)
-        load_tokenizer(str(source)).save_pretrained(staging)
+        archive.unlink()
+        tokenizer.save_pretrained(staging)
         write_json(staging / ROLE_FILE, facts | {"exported_from": str(source)})
         bar.advance()
     figures = {

@@ -5,9 +5,9 @@ export.
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import math
+import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +38,7 @@ from reflectkit.sampling.base import SampleOutput, SampleRequest, ScoreMemo, dra
 from reflectkit.sampling.engine import PlayerEngineConfig, ServiceAccess, service_url
 from reflectkit.sampling.protocols import Drawn
 from reflectkit.sampling.service_interface import (
+    LostWeightsError,
     OptimizerStep,
     ServiceAdapter,
     TrainingService,
@@ -90,9 +91,9 @@ class WrappedAdapter:
         """See `ServiceAdapter`."""
         await self.adapter.load(path)
 
-    async def archive(self) -> bytes:
+    async def archive(self, target: Path) -> None:
         """See `ServiceAdapter`."""
-        return await self.adapter.archive()
+        await self.adapter.archive(target)
 
     async def close(self) -> None:
         """See `ServiceAdapter`."""
@@ -208,32 +209,32 @@ LARGEST = 8 * 2**30
 
 
 def unpack(
-    archive: bytes,
+    archive: Path,
     base: str,
     folder: Path,
     url: str,
 ) -> None:
-    """Write the adapter in `archive` to `folder`, as one of `base`. Raises ConfigError if it is
-    none.
+    """Write the adapter in the file `archive` to `folder`, as one of `base`. Raises ConfigError if
+    it is none.
     """
-    contents: dict[str, bytes] = {}
     # 1. The two files of an adapter, wherever they are in the archive
     try:
-        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:*") as files:
+        with tarfile.open(archive, mode="r:*") as files:
             for member in files:
                 name = Path(member.name).name
                 if member.isfile() and name in ADAPTER_FILES and member.size <= LARGEST:
                     reader = files.extractfile(member)
                     assert reader is not None
-                    contents[name] = reader.read()
-        config = json.loads(contents[ADAPTER_FILES[0]])
-        weights = contents[ADAPTER_FILES[1]]
-    except (tarfile.TarError, OSError, EOFError, KeyError, ValueError) as error:
+                    with (folder / name).open("wb") as target:
+                        shutil.copyfileobj(reader, target)
+        config = json.loads((folder / ADAPTER_FILES[0]).read_bytes())
+        (folder / ADAPTER_FILES[1]).stat()
+    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+        reason = " ".join(str(error).split())
         raise ConfigError(
-            f"{url} gave out an archive that holds no adapter of peft ({error!r:.80})"
+            f"{url} gave out an archive that holds no adapter of peft ({reason:.80})"
         ) from None
     # 2. They are written with the base that is here
-    (folder / ADAPTER_FILES[1]).write_bytes(weights)
     settings: dict[str, Any] = {"base_model_name_or_path": base, "task_type": "CAUSAL_LM"}
     # SkyRL names none, and peft would take its own for this kind of model
     if not config.get("target_modules"):
@@ -409,17 +410,63 @@ class ServiceSampler:
             self._asked.pop(key).set_result(row)
 
 
-async def loaded(
+PROBE_TOKENS = 16
+"""Tokens of the row whose log-probabilities identify saved weights."""
+PROBE_TOLERANCE = 0.02
+"""Nats by which these may differ where the weights are the same; services round to bfloat16."""
+
+
+async def probe(
+    adapter: ServiceAdapter,
+    tokenizer: Any,
+    url: str,
+) -> list[float]:
+    """Log-probabilities of tokens that are spread over the vocabulary, which identify weights.
+
+    Raises ConfigError if the service at `url` answers with something else.
+    """
+    row = checks.spread(len(tokenizer), PROBE_TOKENS)
+    answer = await adapter.forward([row])
+    checks.rows([row], answer, url)
+    return answer[0]
+
+
+async def load_weights(
+    adapter: ServiceAdapter,
+    record: Mapping[str, Any],
+    tokenizer: Any,
+    url: str,
+) -> None:
+    """Load the weights that a checkpoint's `record` names: their path on the service at `url`, and
+    their `probe` when they were saved.
+
+    Raises LostWeightsError if they are not there, or others are. A service that was restarted may
+    have other weights under that path.
+    """
+    path = record["state"]
+    await adapter.load(path)
+    now = await probe(adapter, tokenizer, url)
+    saved = record["probe"]
+    gap = math.inf
+    if len(now) == len(saved):
+        gap = max(abs(one - other) for one, other in zip(now, saved, strict=True))
+    if not gap <= PROBE_TOLERANCE:
+        raise LostWeightsError(
+            f"{path} on {url} holds other weights than were saved (log-probabilities differ by"
+            f" {gap:.2g} nats); run the same again; if they are lost, --force trains anew"
+        )
+
+
+async def saved_adapter(
     service: TrainingService,
     base: str,
-    rank: int,
+    record: Mapping[str, Any],
     seed: int,
-    state: str | None,
+    tokenizer: Any,
 ) -> ServiceAdapter:
-    """An adapter on `base` with the weights that were saved at `state`, or new ones."""
-    adapter = await service.adapter(base, rank, seed)
-    if state:
-        await adapter.load(state)
+    """An adapter on `base` with the weights of a checkpoint; see `load_weights`."""
+    adapter = await service.adapter(base, int(record["rank"]), seed)
+    await load_weights(adapter, record, tokenizer, service.url)
     return adapter
 
 
@@ -442,7 +489,7 @@ def _naming_engine(engine: PlayerEngineConfig | None) -> Iterator[None]:
     """
     try:
         yield
-    except (GoneError, ConfigError, CheckpointError) as error:
+    except (GoneError, ConfigError, CheckpointError, LostWeightsError) as error:
         if engine is None or engine.name:
             raise
         raise type(error)(
@@ -493,15 +540,16 @@ def open_saved(
     """The sampler of a checkpoint whose weights are on a training service, or of a base of the
     service `engine`; None for other models.
 
-    engine: see `saved_on`. Raises CheckpointError: it was trained for another role, or the service
-    does not have its weights any more. GoneError: the service is away.
+    engine: see `saved_on`. Raises CheckpointError: it was trained for another role.
+    LostWeightsError: the service does not have its weights any more. GoneError: it is away.
     """
     # 1. Weights that were trained there
     if record := record_of(checkpoint):
         trained_for = check_role(checkpoint, role)
         service, base = saved_on(record, engine)
         with _naming_engine(engine):
-            adapter = run_sync(loaded(service, base, int(record["rank"]), 0, record["state"]))
+            tokenizer = load_tokenizer(checkpoint)
+            adapter = run_sync(saved_adapter(service, base, record, 0, tokenizer))
         return sampler_of(adapter, checkpoint, trained_for, service.url)
 
     # 2. A base, by an adapter that changes nothing. What was trained here plays here
@@ -513,7 +561,7 @@ def open_saved(
     if facts.get("role") and not any(same_model(name, checkpoint) for name in names):
         return None
     base = base_on_service(names, checkpoint, engine.settings.service_model, service.url)
-    adapter = run_sync(loaded(service, base, 1, 0, None))
+    adapter = run_sync(service.adapter(base, 1, 0))
     return sampler_of(adapter, checkpoint, check_role(checkpoint, role), service.url)
 
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+from reflectkit.errors import ReflectkitError
 from reflectkit.sampling.base import SampleRequest
 from reflectkit.sampling.protocols import Drawn
 
@@ -27,6 +29,14 @@ class OptimizerStep:
     weight_decay: float = 0.0
     max_grad_norm: float = 0.0
     """Gradients are clipped to this norm, if the service does that."""
+
+
+class LostWeightsError(ReflectkitError):
+    """A service does not give out weights that were saved there, or gives others.
+
+    It is no CheckpointError: for those, training falls back on an earlier state, and what was paid
+    for would be thrown away because of one bad answer.
+    """
 
 
 class ServiceAdapter(Protocol):
@@ -80,12 +90,12 @@ class ServiceAdapter(Protocol):
         ...
 
     async def load(self, path: str) -> None:
-        """Restore what was saved at `path`. Raises CheckpointError if it is not there."""
+        """Restore what was saved at `path`. Raises LostWeightsError if it is not there."""
         ...
 
-    async def archive(self) -> bytes:
-        """The present weights as a .tar.gz of peft's two files. Raises ConfigError if the service
-        keeps them.
+    async def archive(self, target: Path) -> None:
+        """Write the present weights to the file `target`, as a .tar.gz of peft's two files. Raises
+        ConfigError if the service keeps them.
         """
         ...
 

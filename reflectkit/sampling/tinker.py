@@ -14,17 +14,25 @@ import logging
 import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from json import JSONDecodeError
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
+from pydantic import ValidationError
 
-from reflectkit.errors import CheckpointError, ConfigError, ReflectkitError
+from reflectkit.errors import ConfigError, ReflectkitError, refuse
 from reflectkit.eventloop import in_thread
 from reflectkit.keys import header_text, redacted
+from reflectkit.sampling import checks
 from reflectkit.sampling.base import SampleRequest
 from reflectkit.sampling.engine import KEY, ServiceAccess
 from reflectkit.sampling.protocols import Drawn
-from reflectkit.sampling.service_interface import OptimizerStep, ServiceAdapter
+from reflectkit.sampling.service_interface import (
+    LostWeightsError,
+    OptimizerStep,
+    ServiceAdapter,
+)
 from reflectkit.sampling.wire import GoneError
 
 NO_KEY = "tml-none"
@@ -41,6 +49,8 @@ MOST_CONNECTIONS = 1000
 """To a service of one's own, as the client has them."""
 CLOSE = 0.05
 """Relative difference up to which two norms of gradients are taken for equal."""
+LARGEST_ARCHIVE = 8 * 2**30
+"""The most bytes of an adapter that are read."""
 
 Value = TypeVar("Value")
 
@@ -106,7 +116,8 @@ class TinkerService:
         client = await self._connected()
         # The client's own methods that block run in a thread; this one is a coroutine
         listed = await self.wait(client.get_server_capabilities_async())
-        return [model.model_name for model in listed.supported_models]
+        names = [model.model_name for model in listed.supported_models]
+        return [name for name in names if isinstance(name, str)]
 
     async def adapter(
         self,
@@ -168,8 +179,14 @@ class TinkerService:
             ) from None
         except tinker.APIConnectionError as error:
             raise self.gone(error) from None
+        except (JSONDecodeError, ValidationError) as error:
+            raise ConfigError(
+                f"{self.url} answered with what its client cannot read ({type(error).__name__}); run"
+                " the same again, or use another version of the server"
+            ) from None
         except Exception as error:  # the client raises many types, some of them bare
-            raise RefusedByServiceError(self.url, detail(redacted(str(error)))) from None
+            reason = detail(redacted(str(error))) or type(error).__name__
+            raise RefusedByServiceError(self.url, reason) from None
         finally:
             reminder.cancel()
 
@@ -205,10 +222,7 @@ class RefusedByServiceError(ReflectkitError):
     """The service refused a request, or lost what it was about. reason: its message in one line."""
 
     def __init__(self, url: str, reason: str) -> None:
-        super().__init__(
-            f"{url} refused a request ({reason}); run the same again, which goes on from the last"
-            " checkpoint"
-        )
+        super().__init__(f"{url} refused a request ({reason}); run the same again")
         self.reason = reason
 
 
@@ -293,7 +307,7 @@ class TinkerAdapter:
         """Of each row of T tokens, the T - 1 log-probabilities of the tokens after its first."""
         data = [_datum(row) for row in self._filled(rows)]
         answer = await self._wait(self.client.forward(data, "cross_entropy"))
-        return [list(output["logprobs"].data) for output in answer.loss_fn_outputs[: len(rows)]]
+        return self._logprobs(answer, len(rows))
 
     async def backward(
         self,
@@ -317,7 +331,7 @@ class TinkerAdapter:
     ) -> list[list[float]]:
         data = self._weighted(rows, logprobs, slopes, reduction)
         answer = await self._wait(self.client.forward_backward(data, "importance_sampling"))
-        return [list(output["logprobs"].data) for output in answer.loss_fn_outputs[: len(rows)]]
+        return self._logprobs(answer, len(rows))
 
     def _weighted(
         self,
@@ -358,7 +372,7 @@ class TinkerAdapter:
         limits = {"clip_low_threshold": clip[0], "clip_high_threshold": clip[1]}
         data = self._weighted(rows, old_logprobs, slopes, self.reduction)
         answer = await self._wait(self.client.forward_backward(data, "ppo", limits))
-        return [list(output["logprobs"].data) for output in answer.loss_fn_outputs[: len(rows)]]
+        return self._logprobs(answer, len(rows))
 
     async def step(self, step: OptimizerStep) -> float | None:
         """Make an optimizer step. Returns the norm of the gradient, if the service tells."""
@@ -376,7 +390,12 @@ class TinkerAdapter:
         # What wrote texts has the weights before the step
         self._writer = None
         norms = [value for name, value in (answer.metrics or {}).items() if "grad_norm" in name]
-        return float(norms[0]) if norms else None
+        if not norms:
+            return None
+        norm = float(norms[0])
+        if norm < 0:
+            raise checks.wrong(self.service.url, f"a gradient whose norm is {norm:.3g}")
+        return norm
 
     async def write(self, request: SampleRequest, limit: int) -> Drawn:
         """A text of at most `limit` tokens, sampled with the present weights."""
@@ -391,26 +410,32 @@ class TinkerAdapter:
         prompt = tinker.types.ModelInput.from_ints(list(request.prompt_ids))
         writer = await self._present_writer()
         answer = await self._wait(writer.sample(prompt, 1, parameters))
-        (sequence,) = answer.sequences
-        return Drawn(tuple(sequence.tokens), tuple(sequence.logprobs or ()))
+        sequences = list(answer.sequences)
+        if len(sequences) != 1:
+            raise checks.wrong(self.service.url, f"{len(sequences)} texts where 1 was asked for")
+        return Drawn(tuple(sequences[0].tokens), tuple(sequences[0].logprobs or ()))
 
     async def save(self, name: str) -> str:
         """Save weights and optimizer there. Returns the path on the service."""
-        return str((await self._wait(self.client.save_state(name))).path)
+        path = str((await self._wait(self.client.save_state(name))).path)
+        if not path or not path.isprintable():
+            raise checks.wrong(self.service.url, f"{path!r:.80} as the path of saved weights")
+        return path
 
     async def load(self, path: str) -> None:
-        """Restore what was saved at `path`. Raises CheckpointError if it is not there."""
+        """Restore what was saved at `path`. Raises LostWeightsError if it is not there."""
         try:
             await self._wait(self.client.load_state_with_optimizer(path))
         except RefusedByServiceError as error:
-            raise CheckpointError(
-                f"{self.service.url} does not give out {path} ({error.reason})"
+            raise LostWeightsError(
+                f"{self.service.url} does not give out {path} ({error.reason}); run the same again;"
+                " if the service has lost it, --force trains anew"
             ) from None
         self._writer = None
 
-    async def archive(self) -> bytes:
-        """The present weights as a .tar.gz of peft's two files. Raises ConfigError if the service
-        keeps them.
+    async def archive(self, target: Path) -> None:
+        """Write the present weights to the file `target`, as a .tar.gz of peft's two files. Raises
+        ConfigError if the service keeps them.
         """
         # 1. Where the service keeps them: tinker://RUN/…/NAME
         saved = await self._wait(self.client.save_weights_for_sampler("reflectkit-export"))
@@ -421,16 +446,24 @@ class TinkerAdapter:
             answer = await self._wait(
                 client.get_checkpoint_archive_url(run, name.rpartition("/")[2])
             )
-            async with httpx2.AsyncClient(
-                timeout=self.service.settings.service_timeout_s, trust_env=False
-            ) as http:
-                response = await http.get(answer.url)
-            response.raise_for_status()
-        except (RefusedByServiceError, httpx2.HTTPError) as error:
+            limit_s = self.service.settings.service_timeout_s
+            async with (
+                httpx2.AsyncClient(timeout=limit_s, trust_env=False) as http,
+                http.stream("GET", answer.url) as response,
+            ):
+                response.raise_for_status()
+                with target.open("wb") as file:
+                    async for part in response.aiter_bytes():
+                        refuse(
+                            file.tell() + len(part) > LARGEST_ARCHIVE,
+                            f"{self.service.url} gave out more than {LARGEST_ARCHIVE:,} bytes for"
+                            f" {saved.path}, which is no adapter",
+                        )
+                        file.write(part)
+        except (RefusedByServiceError, httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise ConfigError(
                 f"{self.service.url} does not give out {saved.path} ({redacted(str(error))})"
             ) from None
-        return bytes(response.content)
 
     async def close(self) -> None:
         """Give the adapter's place on the service back; what was saved stays."""
@@ -500,6 +533,14 @@ class TinkerAdapter:
         """`rows`, and copies of the last up to a multiple of --service-rows."""
         multiple = self.service.settings.service_rows
         return [*rows, *[rows[-1]] * (-len(rows) % multiple if multiple else 0)]
+
+    def _logprobs(self, answer: Any, count: int) -> list[list[float]]:
+        """The log-probabilities of the first `count` rows in an answer of the client."""
+        try:
+            outputs = answer.loss_fn_outputs[:count]
+            return [list(output["logprobs"].data) for output in outputs]
+        except (AttributeError, LookupError, TypeError):
+            raise checks.wrong(self.service.url, "rows without log-probabilities") from None
 
     async def _wait(self, future: Any) -> Any:
         """The result of a future of the client."""

@@ -42,12 +42,12 @@ from reflectkit.sampling.config import LOCAL
 from reflectkit.sampling.service import (
     RememberingAdapter,
     base_on_service,
-    loaded,
     open_service,
     record_of,
     sampler_of,
+    saved_adapter,
 )
-from reflectkit.sampling.service_interface import TrainingService
+from reflectkit.sampling.service_interface import ServiceAdapter, TrainingService
 from reflectkit.text import pluralize
 from reflectkit.train import checkpoint
 from reflectkit.train.critic import Critic
@@ -407,17 +407,22 @@ def _service_trainer(
     base_name = record.get("base") or run.policy.text
     base = base_on_service(names, base_name, engine.settings.service_model, service.url)
     rank = int(record.get("rank") or config.lora.r)
-    state = record.get("state")
-    adapter_state = state if place is None else None
-    adapter = RememberingAdapter(run_sync(loaded(service, base, rank, seed, adapter_state)))
-    progress.news(f"{service.url}: a LoRA adapter of rank {rank} on {base}")
-    start = None
-    if config.algo.kl:
-        start = run_sync(loaded(service, base, rank, seed, state))
-
-    # 2. The learner and the sampler of the policy
     source = run.policy.text
     tokenizer, role = load_tokenizer(source), run.policy.facts.get("role")
+
+    def starting_adapter() -> ServiceAdapter:
+        if record:
+            return run_sync(saved_adapter(service, base, record, seed, tokenizer))
+        return run_sync(service.adapter(base, rank, seed))
+
+    # Where training resumes, the checkpoint's weights are loaded later
+    is_resumed = place is not None
+    first = run_sync(service.adapter(base, rank, seed)) if is_resumed else starting_adapter()
+    adapter = RememberingAdapter(first)
+    progress.news(f"{service.url}: a LoRA adapter of rank {rank} on {base}")
+    start = starting_adapter() if config.algo.kl else None
+
+    # 2. The learner and the sampler of the policy
     answer = config.sampler.answer_of(run.policy)
     learner = ServiceLearner(
         adapter,
@@ -469,8 +474,8 @@ def _service_reflector(
     record = record_of(source)
     base = next((name for name in names if same_model(name, source)), None)
     if record:
-        rank, seed = int(record["rank"]), run.config.run.seed
-        adapter = run_sync(loaded(service, record["base"], rank, seed, record["state"]))
+        seed, tokenizer = run.config.run.seed, load_tokenizer(source)
+        adapter = run_sync(saved_adapter(service, record["base"], record, seed, tokenizer))
     elif base is not None:
         adapter = run_sync(service.writer(base))
     else:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from reflectkit.errors import CheckpointError, DivergedError
+from reflectkit.errors import DivergedError
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import replacing_folder, write_json
 from reflectkit.models.checkpoint_metadata import ROLE_FILE, SERVICE, config_of
@@ -28,7 +28,13 @@ from reflectkit.models.labels import trie
 from reflectkit.models.scoring import along_paths
 from reflectkit.sampling import checks
 from reflectkit.sampling.base import Sampler
-from reflectkit.sampling.service import ServiceSampler, label_places, label_rows
+from reflectkit.sampling.service import (
+    ServiceSampler,
+    label_places,
+    label_rows,
+    load_weights,
+    probe,
+)
 from reflectkit.sampling.service_interface import OptimizerStep, ServiceAdapter
 from reflectkit.train.learner import (
     LearnerSettings,
@@ -40,11 +46,6 @@ from reflectkit.train.learner import (
 from reflectkit.train.meter import Meter
 from reflectkit.train.microbatch import Scored, Unit, scored_choices, units
 from reflectkit.types import ANSWERS, Sample
-
-PROBE_TOKENS = 16
-"""Tokens of the row whose log-probabilities identify saved weights."""
-PROBE_TOLERANCE = 0.02
-"""Nats by which these may differ where the weights are the same; services round to bfloat16."""
 
 
 def save_without_weights(
@@ -68,28 +69,6 @@ def save_without_weights(
         write_json(staging / ROLE_FILE, {**facts, **form})
         if write_rest is not None:
             write_rest(staging)
-
-
-def probe(adapter: ServiceAdapter, tokenizer: Any) -> list[float]:
-    """Log-probabilities of tokens that are spread over the vocabulary, which identify weights."""
-    row = checks.spread(len(tokenizer), PROBE_TOKENS)
-    return run_sync(adapter.forward([row]))[0]
-
-
-def refuse_other_weights(
-    path: str,
-    here: Sequence[float],
-    saved: Sequence[float],
-) -> None:
-    """Raises CheckpointError unless the weights loaded from `path` are those that were saved.
-
-    here, saved: the `probe` of the weights now, and when they were saved.
-    """
-    pairs = zip(here, saved, strict=True)
-    gap = max(abs(now - before) for now, before in pairs)
-    if not gap <= PROBE_TOLERANCE:
-        difference = f"log-probabilities differ by {gap:.2g} nats"
-        raise CheckpointError(f"{path} holds other weights than were saved ({difference})")
 
 
 class ServiceLearner(PolicyLearner):
@@ -157,19 +136,21 @@ class ServiceLearner(PolicyLearner):
         self._saves += 1
         name = f"{self._prefix}-{self._saves}"
         self.record["state"] = run_sync(self.adapter.save(name))
-        service = {**self.record, "probe": probe(self.adapter, self.tokenizer)}
-        numbers = {"pace": self.pace, SERVICE: service, "metered": self.meter.state()}
+        self.record["probe"] = run_sync(probe(self.adapter, self.tokenizer, self.url))
+        numbers = {
+            "pace": self.pace,
+            SERVICE: dict(self.record),
+            "metered": self.meter.state(),
+        }
         return LearnerState(numbers, {})
 
     @override
     def load(self, state: LearnerState) -> None:
-        service = state.numbers[SERVICE]
-        path = service["state"]
-        run_sync(self.adapter.load(path))
-        self.record["state"] = path
         self.pace = float(state.numbers["pace"])
         self.meter.restore(state.numbers["metered"])
-        refuse_other_weights(path, probe(self.adapter, self.tokenizer), service["probe"])
+        saved = state.numbers[SERVICE]
+        run_sync(load_weights(self.adapter, saved, self.tokenizer, self.url))
+        self.record |= {"state": saved["state"], "probe": saved["probe"]}
 
     @override
     def forget(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,8 +17,9 @@ import torch
 from reflectkit.errors import ConfigError
 from reflectkit.eventloop import run_sync
 from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
+from reflectkit.sampling.base import SampleRequest
 from reflectkit.sampling.engine import ServiceSettings
-from reflectkit.sampling.service_interface import OptimizerStep
+from reflectkit.sampling.service_interface import LostWeightsError, OptimizerStep
 from reflectkit.sampling.wire import GoneError
 from tests.train.fake_service import ALPHA, FakeAdapter, FakeService
 
@@ -160,7 +162,7 @@ def test_a_service_that_forgot_the_client_is_told_in_one_line_without_the_key(mo
     said = "Error code: 400 - {'detail': 'Model m not loaded\n(key tml-secret-of-mine)'} for self.request_id='159'"
     failed.set_exception(ValueError(said))
     adapter = TinkerAdapter(service_of(ServiceSettings()), SimpleNamespace(forward=lambda data, loss: failed))
-    with pytest.raises(RefusedByServiceError, match="goes on from the last checkpoint") as caught:
+    with pytest.raises(RefusedByServiceError, match="run the same again") as caught:
         run_sync(adapter.forward([(1, 2, 3)]))
     assert "(Model m not loaded " in str(caught.value)
     assert "secret" not in str(caught.value)
@@ -238,3 +240,63 @@ def test_a_step_whose_answer_was_lost_is_not_made_twice(first: str | int, sent: 
     else:
         asyncio.run(step())
     assert len(requests) == sent
+
+
+def answering(**answers: Any) -> TinkerAdapter:
+    """An adapter whose client answers each call with the value of its name."""
+
+    def answer(value: Any) -> Any:
+        future: Future[Any] = Future()
+        if isinstance(value, Exception):
+            future.set_exception(value)
+        else:
+            future.set_result(value)
+        return future
+
+    calls = {name: lambda *more, value=value: answer(value) for name, value in answers.items()}
+    return TinkerAdapter(service_of(ServiceSettings()), SimpleNamespace(**calls))
+
+
+@pytest.mark.parametrize(
+    ("call", "answer", "reason"),
+    [
+        ("forward", SimpleNamespace(loss_fn_outputs=[{}]), "rows without log-probabilities"),
+        ("forward", SimpleNamespace(loss_fn_outputs=[{"logprobs": None}]), "rows without log-probabilities"),
+        ("forward", json.JSONDecodeError("no", "<html>", 0), r"cannot read \(JSONDecodeError\)"),
+        ("save_state", SimpleNamespace(path=""), "'' as the path"),
+        ("save_state", SimpleNamespace(path="tinker://a\n\x1b[2J"), "as the path"),
+        ("optim_step", SimpleNamespace(metrics={"grad_norm": -1.0}), "a gradient whose norm is -1"),
+    ],
+)
+def test_answers_that_no_service_gives_are_refused_in_one_line(call: str, answer: Any, reason: str) -> None:
+    adapter = answering(**{call: answer})
+    asked: dict[str, Any] = {
+        "forward": lambda: adapter.forward([(1, 2, 3)]),
+        "save_state": lambda: adapter.save("name"),
+        "optim_step": lambda: adapter.step(OptimizerStep(1e-3)),
+    }
+    with pytest.raises(ConfigError, match=reason) as caught:
+        run_sync(asked[call]())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_service_writes_one_text(count: int) -> None:
+    sequence = SimpleNamespace(tokens=[1], logprobs=[-1.0])
+    adapter = answering()
+    adapter._writer = answering(sample=SimpleNamespace(sequences=[sequence] * count)).client
+    request = SampleRequest((1, 2), max_new_tokens=4)
+    with pytest.raises(ConfigError, match=f"{count} texts where 1 was asked for"):
+        run_sync(adapter.write(request, 4))
+
+
+def test_weights_that_are_not_given_out_are_told_with_a_next_step() -> None:
+    adapter = answering(load_state_with_optimizer=ValueError("no such file"))
+    with pytest.raises(LostWeightsError, match=r"\(no such file\); run the same again; if .* lost it, --force"):
+        run_sync(adapter.load("tinker://a"))
+
+
+def test_a_refusal_without_a_reason_names_the_error() -> None:
+    adapter = answering(forward=RuntimeError())
+    with pytest.raises(RefusedByServiceError, match=r"\(RuntimeError\)"):
+        run_sync(adapter.forward([(1, 2, 3)]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import io
 import tarfile
 import tempfile
 from collections.abc import Sequence
@@ -13,12 +12,11 @@ from typing import Any
 
 import torch
 
-from reflectkit.errors import CheckpointError
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.load import LoadedModel, load_player, with_adapter
 from reflectkit.sampling.base import SampleRequest
 from reflectkit.sampling.protocols import Drawn
-from reflectkit.sampling.service_interface import OptimizerStep, ServiceAdapter
+from reflectkit.sampling.service_interface import LostWeightsError, OptimizerStep, ServiceAdapter
 from reflectkit.train.optimizers import new_optimizer
 
 ALPHA = 32
@@ -104,21 +102,19 @@ class FakeAdapter:
     async def load(self, path: str) -> None:
         assert self.optimizer is not None
         if path not in self.service.states:
-            raise CheckpointError(f"fake does not give out {path}")
+            raise LostWeightsError(f"fake does not give out {path}")
         weights, optimizer = self.service.states[path]
         with torch.no_grad():
             for mine, saved in zip(self.weights, weights, strict=True):
                 mine.copy_(saved)
         self.optimizer.load_state_dict(copy.deepcopy(optimizer))
 
-    async def archive(self) -> bytes:
-        packed = io.BytesIO()
-        with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=packed, mode="w:gz") as files:
+    async def archive(self, target: Path) -> None:
+        with tempfile.TemporaryDirectory() as folder, tarfile.open(target, mode="w:gz") as files:
             self.player.model.save_pretrained(folder)
             config = Path(folder) / "adapter_config.json"
             write_json(config, read_json(config) | {"target_modules": None})  # as SkyRL does
             files.add(folder, "adapter")
-        return packed.getvalue()
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import random
+import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -28,7 +29,9 @@ from reflectkit.models.load import LoadedModel, load_player, save_player, starti
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.runs.run import checkpoints
 from reflectkit.sampling import checks
+from reflectkit.sampling import service as services
 from reflectkit.sampling.service import label_logprobs, label_rows, record_of
+from reflectkit.sampling.service_interface import LostWeightsError
 from reflectkit.sampling.wire import GoneError
 from reflectkit.train import build
 from reflectkit.train.learner import LearnerSettings
@@ -218,25 +221,47 @@ def test_a_run_that_was_killed_goes_on_from_the_saved_state(
     assert not list(newest.glob("*model*.safetensors"))
 
 
-def test_weights_that_are_not_the_saved_ones_are_noticed(
+def test_one_bad_answer_does_not_throw_paid_training_away(
     corridor_folder: Path, service: FakeService, tmp_path: Path
 ) -> None:
-    """Training goes on from the checkpoint before."""
-    folder = train(corridor_folder, tmp_path, max_steps=2, learning_rate=0.05)
-    newest = json.loads((checkpoints(folder)[-1] / "reflectkit.json").read_text())["service"]["state"]
-    for weight in service.states[newest][0]:
+    """Training began anew, and wrote over the path of weights that the service still had."""
+    settings: dict[str, Any] = {"max_steps": 2, "learning_rate": 0.05}
+    folder = train(corridor_folder, tmp_path, **settings)
+    newest = checkpoints(folder)[-1]
+    path = json.loads((newest / "reflectkit.json").read_text())["service"]["state"]
+    saved = service.states.pop(path)
+    with pytest.raises(LostWeightsError, match="does not give out"):
+        train(corridor_folder, tmp_path, **settings | {"max_steps": 3})
+    assert checkpoints(folder)[-1] == newest
+
+    service.states[path] = saved
+    asked = [name for name, _ in service.calls].count("step")
+    train(corridor_folder, tmp_path, **settings | {"max_steps": 3})
+    assert [name for name, _ in service.calls].count("step") == asked + 1
+
+
+def test_weights_that_are_not_the_saved_ones_are_refused(
+    corridor_folder: Path, service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By training, which goes on from the checkpoint before where the newest is deleted; and by every player."""
+    monkeypatch.setattr(services, "open_service", lambda name, settings, notify=None: service)
+    settings: dict[str, Any] = {"max_steps": 2, "learning_rate": 0.05}
+    newest = checkpoints(train(corridor_folder, tmp_path, **settings))[-1]
+    path = json.loads((newest / "reflectkit.json").read_text())["service"]["state"]
+    for weight in service.states[path][0]:
         weight.add_(0.3)
-    told = []
-
-    class Told(Quiet):
-        def news(self, text: str) -> None:
-            told.append(text)
-
-    rlft.run(
-        rlft.RLConfig.from_flat(**arguments(corridor_folder, results_dir=tmp_path, max_steps=3, learning_rate=0.05)),
-        Told(),
-    )
-    assert any(newest in text and "other weights" in text for text in told)
+    evaluation = evaluate.EvaluateConfig.from_flat(env="corridor", policy=(str(newest),), results_dir=tmp_path)
+    exported = export.ExportConfig.from_flat(policy=newest, out_dir=tmp_path / "home", results_dir=tmp_path)
+    for command in (
+        lambda: train(corridor_folder, tmp_path, **settings | {"max_steps": 3}),
+        lambda: evaluate.run(evaluation, Quiet()),
+        lambda: export.run(exported, Quiet()),
+    ):
+        with pytest.raises(LostWeightsError, match="holds other weights than were saved"):
+            command()
+    shutil.rmtree(newest)
+    folder = train(corridor_folder, tmp_path, **settings | {"max_steps": 3})
+    assert checkpoints(folder)[-1].name == "checkpoint-3"
 
 
 @pytest.mark.parametrize(
@@ -408,8 +433,6 @@ def test_export_brings_the_adapter_home(
     corridor_folder: Path, service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it says here is what the service said when it was saved."""
-    from reflectkit.sampling import service as services
-
     folder = train(corridor_folder, tmp_path, learning_rate=0.05, max_steps=1)
     place = checkpoints(folder)[-1]
     with pytest.raises(CheckpointError, match="on a training service"):
@@ -432,8 +455,6 @@ def test_a_checkpoint_plays_on_its_service(
     corridor_folder: Path, service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """evaluate needs no flag: its checkpoint knows where its weights are. There it does as the adapter at home."""
-    from reflectkit.sampling import service as services
-
     monkeypatch.setattr(services, "open_service", lambda name, settings, notify=None: service)
     place = checkpoints(train(corridor_folder, tmp_path, learning_rate=0.05, max_steps=1))[-1]
     asked = len(service.calls)
@@ -458,8 +479,6 @@ def test_a_damaged_record_is_not_asked_for(
     corridor_folder: Path, service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By no command: it might name other weights."""
-    from reflectkit.sampling import service as services
-
     place = checkpoints(train(corridor_folder, tmp_path, learning_rate=0.05, max_steps=1))[-1]
     monkeypatch.setattr(services, "open_service", lambda name, settings, notify=None: service)
     assert record_of(place)["rank"] > 0
@@ -481,7 +500,6 @@ def test_a_damaged_record_is_not_asked_for(
 @pytest.fixture
 def moved(corridor_folder: Path, service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint whose service has another address now."""
-    from reflectkit.sampling import service as services
 
     def opened(name: str, settings: Any, notify: Any = None) -> FakeService:
         if name != "tinker:http://new":

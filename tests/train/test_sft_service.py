@@ -13,12 +13,13 @@ from reflectkit.commands import evaluate, rlft, sft
 from reflectkit.console import Quiet
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
-from reflectkit.errors import CheckpointError, ConfigError
+from reflectkit.errors import ConfigError
 from reflectkit.jsonl import read_jsonl, write_jsonl
 from reflectkit.models.load import load_player
 from reflectkit.prompts import label, policy_prompt, reflection_prompt
 from reflectkit.runs.run import checkpoints
 from reflectkit.sampling import service as sampling_service
+from reflectkit.sampling.service_interface import LostWeightsError
 from reflectkit.train import build
 from reflectkit.train.sft import on_service
 from tests.train.fake_service import ALPHA, FakeAdapter, FakeService
@@ -198,5 +199,5 @@ def test_the_budget_is_not_exceeded_and_a_higher_one_goes_on(
 def test_weights_that_the_service_lost_are_told(corridor_folder: Path, service: FakeService, rows: Path) -> None:
     policy = train(corridor_folder, rows)
     service.states.clear()
-    with pytest.raises(CheckpointError, match="does not give out"):
+    with pytest.raises(LostWeightsError, match="does not give out"):
         train(corridor_folder, rows, model=str(policy), lora_r=0, name="next")

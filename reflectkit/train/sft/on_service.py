@@ -29,16 +29,18 @@ from reflectkit.sampling import checks
 from reflectkit.sampling.service import (
     ServiceBase,
     base_on_service,
-    loaded,
+    load_weights,
     open_service,
+    probe,
     record_of,
+    saved_adapter,
 )
 from reflectkit.sampling.service_interface import OptimizerStep, ServiceAdapter
 from reflectkit.seeding import generator
 from reflectkit.text import pluralize
 from reflectkit.train.meter import READ, TRAINED, Meter, MeteredService, token_plan
 from reflectkit.train.processes import Processes, stopped_between
-from reflectkit.train.service_learner import probe, refuse_other_weights, save_without_weights
+from reflectkit.train.service_learner import save_without_weights
 from reflectkit.train.settings import tracking
 from reflectkit.train.sft.build import gradient_steps, last_checkpoint
 from reflectkit.train.sft.fit import EXPLODED, MEASUREMENTS
@@ -123,8 +125,11 @@ def build(
     )
     rank = int(earlier.get("rank") or config.lora.r)
     resume = last_checkpoint(folder, progress)
-    state = earlier.get("state") if resume is None else None
-    adapter = run_sync(loaded(service, base, rank, config.run.seed, state))
+    if earlier and resume is None:
+        saved = saved_adapter(service, base, earlier, config.run.seed, reader.tokenizer)
+        adapter = run_sync(saved)
+    else:
+        adapter = run_sync(service.adapter(base, rank, config.run.seed))
     progress.news(f"{service.url}: a LoRA adapter of rank {rank} on {base}")
 
     # 4. What is needed to train
@@ -182,11 +187,12 @@ class ServiceFit:
         training = self.training
         step = self.steps
         path = run_sync(training.adapter.save(f"{self.prefix}-{step}"))
+        values = run_sync(probe(training.adapter, training.tokenizer, training.url))
 
         # 2. What the checkpoint is, and how well it does
         facts = dict(training.run.facts)
         facts["role"] = training.run.config.role
-        facts[SERVICE] = {**training.record, "state": path}
+        facts[SERVICE] = {**training.record, "state": path, "probe": values}
         facts["step"] = step
         figures = self.log.get(step, {})
         for name in (PROBABILITY, LOSS):
@@ -199,7 +205,6 @@ class ServiceFit:
             "log": list(self.log.items()),
             "losses": self.losses,
             "metered": training.meter.state(),
-            "probe": probe(training.adapter, training.tokenizer),
         }
 
         def write_state(staging: Path) -> None:
@@ -217,14 +222,14 @@ class ServiceFit:
         )
 
     def load(self, checkpoint: Path) -> None:
-        """Continue from `checkpoint`. Raises CheckpointError if the service no longer has its
+        """Continue from `checkpoint`. Raises LostWeightsError if the service no longer has its
         weights.
         """
         # 1. The state here
         training = self.training
         try:
             state = read_json(checkpoint / STATE)
-            path = model_facts(checkpoint)[SERVICE]["state"]
+            record = dict(model_facts(checkpoint)[SERVICE])
             self.steps = int(state["step"])
             self.log = {int(step): dict(figures) for step, figures in state["log"]}
             self.losses = list(map(float, state["losses"]))
@@ -234,9 +239,8 @@ class ServiceFit:
                 f"{checkpoint} holds no state of sft on a service ({error!r})"
             ) from None
 
-        # 2. The weights. A service that was restarted may have other weights under that path
-        run_sync(training.adapter.load(path))
-        refuse_other_weights(path, probe(training.adapter, training.tokenizer), state["probe"])
+        # 2. The weights
+        run_sync(load_weights(training.adapter, record, training.tokenizer, training.url))
         self.checkpoint = checkpoint
 
     def best(self) -> int | None:
