@@ -75,14 +75,16 @@ def run(config: ServeEnvConfig, progress: Progress) -> Report:
     """Serve until Ctrl-C. Raises ConfigError, DataError."""
     import uvicorn
 
-    from reflectkit.envs.adapters.endpoint import listening
+    from reflectkit.envs.adapters.endpoint import LOOPBACK, listening
 
     # 1. The application
     tasks = tasks_of(config)
     try:
         from reflectkit.envs.adapters.openenv_server import app_of
 
-        app = app_of(config.setup, tasks, config.sessions, header_text(KEY), config.run.seed)
+        token, seed = header_text(KEY), config.run.seed
+        hosts = LOOPBACK if config.host in LOOPBACK else ("*",)
+        app = app_of(config.setup, tasks, config.sessions, token, seed, hosts)
     except ImportError as error:
         raise ConfigError(
             f"serve-env needs {error.name}; run pip install 'reflectkit[openenv]'"

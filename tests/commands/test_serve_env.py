@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from reflectkit.agents.scripted import RandomAgent
@@ -143,3 +144,32 @@ def test_the_command_serves_until_it_is_stopped(tmp_path: Path, number: int, cod
         assert process.wait(20) == code
     finally:
         process.kill()
+
+
+def test_a_clients_mistake_is_told_over_http() -> None:
+    """It was an internal error of the server, with a traceback."""
+    with served(app("taxi")) as url:
+        for path, body, reason in (
+            ("/reset", {"level": "nowhere"}, "no level named 'nowhere'"),
+            ("/reset", {"task": "nothing"}, "no task named 'nothing'"),
+            ("/reset", {"index": -1}, "index -1 must be 0 to"),
+            ("/step", {"action": {"choice": "north"}}, "step before reset"),
+        ):
+            response = httpx2.post(f"{url}{path}", json=body)
+            assert response.status_code == 400
+            assert reason in response.json()["detail"]
+
+
+def test_a_seed_is_a_whole_number_from_0() -> None:
+    with served(app("taxi")) as url, GenericEnvClient(base_url=url).sync() as client:
+        for seed in ("a", True, 1.5, -1):
+            with pytest.raises(RuntimeError, match="must be a whole number from 0"):
+                client.reset(seed=seed)
+
+
+def test_another_name_of_the_server_is_refused() -> None:
+    """A web page whose name was pointed at this machine would have one."""
+    config = build(ServeEnvConfig, {"env": "taxi"}, "serve-env")
+    with served(app_of(config.setup, tasks_of(config), 8, hosts=("127.0.0.1", "localhost"))) as url:
+        assert httpx2.post(f"{url}/reset", json={}).status_code == 200
+        assert httpx2.post(f"{url}/reset", json={}, headers={"Host": "evil.com"}).status_code == 400

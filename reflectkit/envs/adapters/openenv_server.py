@@ -26,11 +26,14 @@ from openenv.core.env_server.mcp_types import (
 from openenv.core.env_server.types import Action, EnvironmentMetadata, State
 from openenv.core.env_server.types import Observation as OpenEnvObservation
 from pydantic import create_model
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 
 from reflectkit.env import rules_of
 from reflectkit.envs.adapters.endpoint import TokenGuard
 from reflectkit.envs.setup import EnvSetup
-from reflectkit.errors import ConfigError, IllegalActionError, unknown_name
+from reflectkit.errors import ConfigError, IllegalActionError, ReflectkitError, brief, unknown_name
 from reflectkit.eventloop import shared_result_of
 from reflectkit.seeding import derive, generator
 from reflectkit.tools import PLAIN, PLAIN_RULES, check_call, parse, tools_text, use_of
@@ -49,11 +52,13 @@ def app_of(
     sessions: int,
     token: str = "",
     seed: int = 0,
+    hosts: Sequence[str] = ("*",),
 ) -> Any:
     """The ASGI app of a server.
 
     tasks: by level. sessions: at a time. token: what clients must send, if anything. seed: of the
-    first reset that names none; those after it get the next ones.
+    first reset that names none; those after it get the next ones. hosts: the names under which it
+    may be reached.
 
     Raises ConfigError if the env has a tool called as REPLY, and what it raises for its first
     problem.
@@ -81,8 +86,15 @@ def app_of(
         reset_observation_cls=service.observation_type,
         mode="simulation",
     )
+    app.add_exception_handler(ReflectkitError, _refused)
     app.add_middleware(TokenGuard, token=token)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts])
     return app
+
+
+def _refused(request: Request, error: Exception) -> JSONResponse:
+    """The answer over HTTP to a client's mistake. Over WebSocket, OpenEnv tells of it."""
+    return JSONResponse({"detail": str(error)}, 400)
 
 
 @dataclass(frozen=True)
@@ -145,8 +157,8 @@ class Service:
 
         Raises ConfigError for an unknown level, task or index, and for both of these.
         """
-        if level not in self.tasks:
-            raise unknown_name("level", level, self.tasks)
+        if not isinstance(level, str) or level not in self.tasks:
+            raise unknown_name("level", str(level), self.tasks)
         problems = self.tasks[level]
         if task is not None and index is not None:
             raise ConfigError("name a task or an index, not both")
@@ -194,6 +206,8 @@ class Session(Environment):  # type: ignore[misc, unused-ignore]
         level = level or split or list(service.tasks)[-1]
         if seed is None:
             seed = next(service.seeds)
+        if type(seed) is not int or seed < 0:
+            raise ConfigError(f"the seed {brief(seed)} must be a whole number from 0")
         problem = service.problem(level, seed, task, index)
 
         # 2. The environment; that of another level has another horizon
