@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -20,13 +21,18 @@ from reflectkit.train.advantages import SPREAD, deviation
 
 PREFIX = "critic."
 """What the names of its weights begin with in a checkpoint."""
+SCALE_RATE = 0.2
+"""How far the scale of a critic's output moves in an update, as a share of the way to that of the
+update's returns.
+"""
 
 
 class Critic(nn.Module):
     """Predicts a value for each decision. Its last layer starts at 0, so the first values are 0.
 
-    Its output counts in standard deviations of the returns from their mean, both of the first
-    update whose returns differ. So a profit of 300 and a reward of 1 are learned alike.
+    Its output counts in standard deviations of the returns from their mean, both moving averages
+    over updates. So a profit of 300 and a reward of 1 are learned alike, also where the first
+    episodes were all bad.
 
     head: "linear", or "mlp" (one hidden layer). trunk: "detached" reads the policy's last hidden
     state without training the policy; "shared" trains the policy's trunk too; "separate" trains a
@@ -97,18 +103,39 @@ class Critic(nn.Module):
         outputs_N1: torch.Tensor = self.head(hidden_ND.to(dtype))
         return self.mean + self.deviation * outputs_N1.squeeze(-1)
 
-    def set_scale(self, returns: Sequence[float]) -> None:
-        """Take the mean and the standard deviation of `returns`, in units of reward.
+    @torch.no_grad()
+    def follow(self, returns: Sequence[float]) -> None:
+        """Move mean and standard deviation towards those of `returns`, the first time all the way.
+        Values stay as they are (PopArt, arXiv 1602.07714, section 2.2).
 
-        Nothing changes if the returns are all equal, or the scale was set before.
+        returns: of an update, in units of reward. Nothing changes if they are all equal.
         """
-        if self.knows_returns or not returns:
+        if not returns or max(returns) - min(returns) <= SPREAD:
             return
-        spread = max(returns) - min(returns)
-        if spread > SPREAD:
-            self.mean.fill_(fmean(returns))
-            self.deviation.fill_(deviation(returns))
-            self.knows_returns.fill_(True)
+        # 1. Mean and deviation of a mixture of all returns before and those of this update
+        rate = SCALE_RATE if self.knows_returns else 1.0
+        old_mean, old_deviation = float(self.mean), float(self.deviation)
+        update_mean, update_deviation = fmean(returns), deviation(returns)
+        mean = (1 - rate) * old_mean + rate * update_mean
+        old_square = old_deviation**2 + (old_mean - mean) ** 2
+        update_square = update_deviation**2 + (update_mean - mean) ** 2
+        new_deviation = math.sqrt((1 - rate) * old_square + rate * update_square)
+
+        # 2. The last layer says the same values in the new unit
+        if self.knows_returns:
+            self.last.weight.mul_(old_deviation / new_deviation)
+            shift = old_mean - mean
+            self.last.bias.mul_(old_deviation).add_(shift).div_(new_deviation)
+        self.mean.fill_(mean)
+        self.deviation.fill_(new_deviation)
+        self.knows_returns.fill_(True)
+
+    @property
+    def last(self) -> nn.Linear:
+        """The last layer of the head."""
+        layer = self.head[-1] if isinstance(self.head, nn.Sequential) else self.head
+        assert isinstance(layer, nn.Linear)
+        return layer
 
     @torch.no_grad()
     def value(self, player: LoadedModel, prompt: Sequence[int]) -> float:

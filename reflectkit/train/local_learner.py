@@ -93,7 +93,7 @@ class LocalLearner(PolicyLearner):
         if self.settings.gradient_checkpointing:
             checkpoint_gradients(self.player.model)
         if self.critic is not None:
-            self.critic.set_scale(_returns(samples))
+            self.critic.follow(_returns(samples))
         for group in self.critic_optimizer.param_groups:
             group["lr"] = self.settings.critic_rate * self.schedule_rate
         return units(samples, reads_branches(self.scorer), self._separately)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -71,21 +72,35 @@ def test_whether_an_env_has_choices_depends_on_its_settings(tmp_path: Path) -> N
         RLConfig.from_flat(**asks | {"model": "tiny"})
 
 
-def test_the_critic_counts_in_deviations_of_the_first_returns_that_differ() -> None:
+@pytest.mark.parametrize("head", ["linear", "mlp"])
+def test_the_critic_counts_in_deviations_of_the_returns(head: str) -> None:
     tokenizer = build_tokenizer(["a b"], [], 300)
-    critic = Critic(LoadedModel(build_relative(tokenizer, 4, 0), tokenizer, None))
-    hidden_ND = torch.zeros(1, 128)
-    critic.set_scale([2.0, 2.0])  # no spread: nothing is known yet
-    assert critic(hidden_ND, [[1]]).tolist() == [0.0]
-    critic.set_scale([100.0, 300.0])
-    critic.set_scale([0.0, 1.0])  # later ones change nothing
-    assert critic(hidden_ND, [[1]]).tolist() == [200.0]
+    critic = Critic(LoadedModel(build_relative(tokenizer, 4, 0), tokenizer, None), head)
+    hidden_ND = torch.randn(3, 128, generator=torch.Generator().manual_seed(0))
+
+    # 1. Those of the first update that differ
+    critic.follow([2.0, 2.0])
+    assert critic(hidden_ND, [[1]] * 3).tolist() == [0.0] * 3
+    critic.follow([100.0, 300.0])
+    assert critic(hidden_ND, [[1]] * 3).tolist() == [200.0] * 3
     with torch.no_grad():
-        critic.head.bias.fill_(-0.5)
-    assert critic(hidden_ND, [[1]]).tolist() == [150.0]
-    again = Critic(LoadedModel(build_relative(tokenizer, 4, 0), tokenizer, None))
+        critic.last.bias.fill_(-0.5)
+    assert critic(hidden_ND, [[1]] * 3).tolist() == [150.0] * 3
+
+    # 2. A fifth of the way to those of a later one. The values stay as they are
+    with torch.no_grad():
+        critic.last.weight.normal_(generator=torch.Generator().manual_seed(1))
+    before_N = critic(hidden_ND, [[1]] * 3)
+    critic.follow([300.0, 500.0])
+    assert float(critic.mean) == pytest.approx(240.0)
+    # The square of a mixture's deviation: 0.8 (100² + 40²) + 0.2 (100² + 160²)
+    assert float(critic.deviation) == pytest.approx(math.sqrt(16400.0))
+    torch.testing.assert_close(critic(hidden_ND, [[1]] * 3), before_N)
+
+    # 3. A checkpoint has them
+    again = Critic(LoadedModel(build_relative(tokenizer, 4, 0), tokenizer, None), head)
     again.load_state_dict(critic.state_dict())
-    assert again(hidden_ND, [[1]]).tolist() == [150.0]
+    torch.testing.assert_close(again(hidden_ND, [[1]] * 3), before_N)
 
 
 @pytest.mark.parametrize(("width", "size"), [(64, 1.0), (128, 1.0), (1024, 1.0), (1024, 30.0)])
@@ -96,7 +111,7 @@ def test_a_step_of_the_critic_is_as_long_for_any_model(width: int, size: float) 
     )
     tokenizer = build_tokenizer(["a b"], [], 300)
     critic = Critic(LoadedModel(LlamaForCausalLM(config), tokenizer, None))
-    critic.set_scale([0.0, 2.0])
+    critic.follow([0.0, 2.0])
     optimizer = torch.optim.Adam(critic.head.parameters(), lr=5e-3)
     hidden_ND = size * torch.ones(1, width)
     (critic(hidden_ND, [[1]]) - 5.0).pow(2).mean().backward()
