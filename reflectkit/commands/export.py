@@ -176,7 +176,7 @@ def bring_home(config: ExportConfig, current: Run, progress: Progress) -> Report
     from reflectkit.eventloop import run_sync
     from reflectkit.jsonl import replacing_folder, write_json
     from reflectkit.models.checkpoint_metadata import ROLE_FILE, load_tokenizer, model_facts
-    from reflectkit.sampling.service import record_of, saved_adapter, saved_on, unpack
+    from reflectkit.sampling.service import opened_adapter, record_of, saved_on, unpack
 
     source, target = config.policy, config.out_dir
     refuse(
@@ -187,12 +187,11 @@ def bring_home(config: ExportConfig, current: Run, progress: Progress) -> Report
     facts = model_facts(source)
     del facts[SERVICE]
     service, base = saved_on(record, config.engine)
-
-    tokenizer = load_tokenizer(str(source))
+    tokenizer, rank = load_tokenizer(str(source)), int(record["rank"])
 
     # The service gives an adapter out as an archive
     async def fetch(archive: Path) -> None:
-        adapter = await saved_adapter(service, base, record, 0, tokenizer)
+        adapter = await opened_adapter(service, base, rank, 0, record, tokenizer)
         await adapter.archive(archive)
         await adapter.close()
 

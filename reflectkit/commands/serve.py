@@ -193,9 +193,9 @@ class PolicyServer:
 
     def application(self) -> Any:
         """The web application."""
-        from reflectkit.envs.adapters.endpoint import LOOPBACK, application
+        from reflectkit.envs.adapters.endpoint import application, host_names
 
-        hosts = LOOPBACK if self._config.host in LOOPBACK else ("*",)
+        hosts = host_names(self._config.host)
         name, token = str(self._config.policy), os.environ.get(TOKEN, "")
         return application(lambda session: Session(self, session), name, hosts=hosts, token=token)
 

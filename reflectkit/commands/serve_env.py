@@ -75,7 +75,7 @@ def run(config: ServeEnvConfig, progress: Progress) -> Report:
     """Serve until Ctrl-C. Raises ConfigError, DataError."""
     import uvicorn
 
-    from reflectkit.envs.adapters.endpoint import LOOPBACK, listening
+    from reflectkit.envs.adapters.endpoint import host_names, listening
 
     # 1. The application
     tasks = tasks_of(config)
@@ -83,7 +83,7 @@ def run(config: ServeEnvConfig, progress: Progress) -> Report:
         from reflectkit.envs.adapters.openenv_server import app_of
 
         token, seed = header_text(KEY), config.run.seed
-        hosts = LOOPBACK if config.host in LOOPBACK else ("*",)
+        hosts = host_names(config.host)
         app = app_of(config.setup, tasks, config.sessions, token, seed, hosts)
     except ImportError as error:
         raise ConfigError(

@@ -229,7 +229,7 @@ def unpack(
                     with (folder / name).open("wb") as target:
                         shutil.copyfileobj(reader, target)
         config = json.loads((folder / ADAPTER_FILES[0]).read_bytes())
-        (folder / ADAPTER_FILES[1]).stat()
+        (folder / ADAPTER_FILES[1]).stat()  # it has to be there, too
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
@@ -460,16 +460,20 @@ async def load_weights(
         )
 
 
-async def saved_adapter(
+async def opened_adapter(
     service: TrainingService,
     base: str,
-    record: Mapping[str, Any],
+    rank: int,
     seed: int,
+    record: Mapping[str, Any],
     tokenizer: Any,
 ) -> ServiceAdapter:
-    """An adapter on `base` with the weights of a checkpoint; see `load_weights`."""
-    adapter = await service.adapter(base, int(record["rank"]), seed)
-    await load_weights(adapter, record, tokenizer, service.url)
+    """An adapter on `base`: with the weights that a checkpoint's `record` names, see `load_weights`,
+    or a new one if that is empty.
+    """
+    adapter = await service.adapter(base, rank, seed)
+    if record:
+        await load_weights(adapter, record, tokenizer, service.url)
     return adapter
 
 
@@ -551,9 +555,10 @@ def open_saved(
         trained_for = check_role(checkpoint, role)
         service, base = saved_on(record, engine)
         with _naming_engine(engine):
-            tokenizer = load_tokenizer(checkpoint)
-            adapter = run_sync(saved_adapter(service, base, record, 0, tokenizer))
-        return sampler_of(adapter, checkpoint, trained_for, service.url)
+            here, rank = ServiceBase.of(checkpoint), int(record["rank"])
+            opening = opened_adapter(service, base, rank, 0, record, here.tokenizer)
+            adapter = run_sync(opening)
+        return ServiceSampler(adapter, here, trained_for, service.url)
 
     # 2. A base, by an adapter that changes nothing. What was trained here plays here
     if engine is None or not engine.name:

@@ -41,13 +41,15 @@ from reflectkit.sampling.base import Opening, Sampler
 from reflectkit.sampling.config import LOCAL
 from reflectkit.sampling.service import (
     RememberingAdapter,
+    ServiceBase,
+    ServiceSampler,
     base_on_service,
     open_service,
+    opened_adapter,
     record_of,
     sampler_of,
-    saved_adapter,
 )
-from reflectkit.sampling.service_interface import ServiceAdapter, TrainingService
+from reflectkit.sampling.service_interface import TrainingService
 from reflectkit.text import pluralize
 from reflectkit.train import checkpoint
 from reflectkit.train.critic import Critic
@@ -410,17 +412,14 @@ def _service_trainer(
     source = run.policy.text
     tokenizer, role = load_tokenizer(source), run.policy.facts.get("role")
 
-    def starting_adapter() -> ServiceAdapter:
-        if record:
-            return run_sync(saved_adapter(service, base, record, seed, tokenizer))
-        return run_sync(service.adapter(base, rank, seed))
-
     # Where training resumes, the checkpoint's weights are loaded later
-    is_resumed = place is not None
-    first = run_sync(service.adapter(base, rank, seed)) if is_resumed else starting_adapter()
-    adapter = RememberingAdapter(first)
+    first_weights = record if place is None else {}
+    opening = opened_adapter(service, base, rank, seed, first_weights, tokenizer)
+    adapter = RememberingAdapter(run_sync(opening))
     progress.news(f"{service.url}: a LoRA adapter of rank {rank} on {base}")
-    start = starting_adapter() if config.algo.kl else None
+    start = None
+    if config.algo.kl:
+        start = run_sync(opened_adapter(service, base, rank, seed, record, tokenizer))
 
     # 2. The learner and the sampler of the policy
     answer = config.sampler.answer_of(run.policy)
@@ -474,9 +473,11 @@ def _service_reflector(
     record = record_of(source)
     base = next((name for name in names if same_model(name, source)), None)
     if record:
-        seed, tokenizer = run.config.run.seed, load_tokenizer(source)
-        adapter = run_sync(saved_adapter(service, record["base"], record, seed, tokenizer))
-    elif base is not None:
+        rank, seed, here = int(record["rank"]), run.config.run.seed, ServiceBase.of(source)
+        role = check_role(source, "reflection")
+        opening = opened_adapter(service, record["base"], rank, seed, record, here.tokenizer)
+        return ServiceSampler(run_sync(opening), here, role, service.url)
+    if base is not None:
         adapter = run_sync(service.writer(base))
     else:
         return None

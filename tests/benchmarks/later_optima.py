@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from itertools import combinations, product
 from statistics import fmean
+from typing import Any
 
 from benchmarks.learning.later_games import (
     DeadCar,
@@ -33,6 +34,15 @@ SEEDS = range(FIRST_SEED["test"], FIRST_SEED["test"] + PROBLEMS)
 """Of the games in which the start alone is left to chance."""
 
 
+def mean_over_starts(game: Any, best: Callable[[Any], float]) -> float:
+    """The mean of `best` of the starts of `game`."""
+    returns = []
+    for seed in SEEDS:
+        game.reset(seed)
+        returns.append(best(game))
+    return fmean(returns)
+
+
 def peg_triangle() -> float:
     """Search from each start."""
 
@@ -45,12 +55,7 @@ def peg_triangle() -> float:
                     returns.append(best(pegs - {start, over} | {end}))
         return max(returns, default=PegTriangle.prizes.get(len(pegs), 0.0))
 
-    game = PegTriangle()
-    returns = []
-    for seed in SEEDS:
-        game.reset(seed)
-        returns.append(best(frozenset(game.pegs)))
-    return fmean(returns)
+    return mean_over_starts(PegTriangle(), lambda game: best(frozenset(game.pegs)))
 
 
 def prize_duel() -> float:
@@ -112,12 +117,7 @@ def mars_rover() -> float:
                     worths.append(sum(sites[kilometre].worth for kilometre in plan))
         return float(max(worths))
 
-    game = MarsRover()
-    returns = []
-    for seed in SEEDS:
-        game.reset(seed)
-        returns.append(best(game.sites))
-    return fmean(returns)
+    return mean_over_starts(MarsRover(), lambda game: best(game.sites))
 
 
 def workshop() -> float:
@@ -136,12 +136,7 @@ def workshop() -> float:
 
         return best_from(frozenset(orders), 0)
 
-    game = Workshop()
-    returns = []
-    for seed in SEEDS:
-        game.reset(seed)
-        returns.append(best(game.orders))
-    return fmean(returns)
+    return mean_over_starts(Workshop(), lambda game: best(game.orders))
 
 
 def dead_car() -> float:

@@ -246,12 +246,11 @@ def answering(**answers: Any) -> TinkerAdapter:
     """An adapter whose client answers each call with the value of its name."""
 
     def answer(value: Any) -> Any:
-        future: Future[Any] = Future()
-        if isinstance(value, Exception):
-            future.set_exception(value)
-        else:
-            future.set_result(value)
-        return future
+        if not isinstance(value, Exception):
+            return done(value)
+        failed: Future[Any] = Future()
+        failed.set_exception(value)
+        return failed
 
     calls = {name: lambda *more, value=value: answer(value) for name, value in answers.items()}
     return TinkerAdapter(service_of(ServiceSettings()), SimpleNamespace(**calls))

@@ -447,6 +447,13 @@ async def _chunks(
     yield "data: [DONE]\n\n"
 
 
+def host_names(host: str) -> Sequence[str]:
+    """The names under which a server that listens at `host` may be reached: any, unless only this
+    machine reaches it.
+    """
+    return LOOPBACK if host in LOOPBACK else ("*",)
+
+
 def application(
     find: Callable[[str], Any],
     model: str,

@@ -31,9 +31,9 @@ from reflectkit.sampling.service import (
     base_on_service,
     load_weights,
     open_service,
+    opened_adapter,
     probe,
     record_of,
-    saved_adapter,
 )
 from reflectkit.sampling.service_interface import OptimizerStep, ServiceAdapter
 from reflectkit.seeding import generator
@@ -125,11 +125,10 @@ def build(
     )
     rank = int(earlier.get("rank") or config.lora.r)
     resume = last_checkpoint(folder, progress)
-    if earlier and resume is None:
-        saved = saved_adapter(service, base, earlier, config.run.seed, reader.tokenizer)
-        adapter = run_sync(saved)
-    else:
-        adapter = run_sync(service.adapter(base, rank, config.run.seed))
+    first_weights = earlier if resume is None else {}
+    seed = config.run.seed
+    opening = opened_adapter(service, base, rank, seed, first_weights, reader.tokenizer)
+    adapter = run_sync(opening)
     progress.news(f"{service.url}: a LoRA adapter of rank {rank} on {base}")
 
     # 4. What is needed to train
