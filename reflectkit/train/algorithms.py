@@ -307,7 +307,8 @@ class AlgorithmConfig(Config):
     novelty: float = option(
         0.0,
         help="Weight of the advantage of choices that were rarely made in their state, which fades to"
-        " 0 in the first half of the updates; 1 by default for random weights.",
+        " 0 in the first half of the updates; smaller in runs of fewer than 60; 3 by default for"
+        " random weights.",
         ge=0,
     )
     kl: float = option(

@@ -11,6 +11,10 @@ Bonuses shrink as visits grow. Divided by their present deviation they would not
 states, each other step would count as new for half of the training, and a policy may forget how the
 game ends. Divided by their first deviation, they would be gone after a few updates. So the divisor
 is the geometric mean of both.
+
+Where a game can be left at a small gain, what a policy does in the first updates decides whether it
+ever sees more than that. So the bonus outweighs the rewards at first, and soon does not. A short
+run has no time for this, and its weight is smaller.
 """
 
 from __future__ import annotations
@@ -28,13 +32,15 @@ from reflectkit.types import Observation, Trajectory
 
 FADES_OVER = 0.5
 """The share of a run's updates over which the weight falls to 0."""
+ENOUGH_UPDATES = 60
+"""From this length of a run on, exploration begins with its whole weight."""
 
 
 class Novelty:
     """Counts how often each choice was made in each state, and makes advantages of that.
 
-    weight: of these advantages at the start, where those of the rewards have 1 with `--normalize`;
-    0: nothing is counted.
+    weight: of these advantages at the start of a run that is long enough, where those of the rewards
+    have 1 with `--normalize`; 0: nothing is counted.
     """
 
     def __init__(self, weight: float) -> None:
@@ -45,12 +51,19 @@ class Novelty:
         """Of the sums of bonuses in the first update in which they differ; 0 before it."""
 
     def weight_at(self, step: int, steps: int) -> float:
-        """The weight in update `step` (0 is the first) of `steps`: it falls linearly to 0.
+        """The weight in update `step` (0 is the first) of `steps`.
 
-        >>> Novelty(0.5).weight_at(0, 60), Novelty(0.5).weight_at(15, 60), Novelty(0.5).weight_at(30, 60)
-        (0.5, 0.25, 0.0)
+        It begins smaller in a run of fewer than `ENOUGH_UPDATES`, in proportion, and falls to 0 as
+        the square of the time that is left for exploration.
+
+        >>> Novelty(3.0).weight_at(0, 60), Novelty(3.0).weight_at(15, 60), Novelty(3.0).weight_at(30, 60)
+        (3.0, 0.75, 0.0)
+        >>> Novelty(3.0).weight_at(0, 20)
+        1.0
         """
-        return self.weight * max(0.0, 1 - step / (FADES_OVER * steps))
+        first = self.weight * min(1.0, steps / ENOUGH_UPDATES)
+        left = max(0.0, 1 - step / (FADES_OVER * steps))
+        return first * left**2
 
     def added_to(
         self,

@@ -58,7 +58,7 @@ WITHOUT_SFT: dict[str, Any] = {"algo": "ppo", "epochs": 4, "minibatch": 128, "ga
 """What learns to choose from reward alone in most games of `python -m benchmarks.learning`. GRPO
 makes fewer and worse steps there: it compares episodes of few problems, and whole episodes at once.
 """
-EXPLORING: dict[str, Any] = {"novelty": 1.0}
+EXPLORING: dict[str, Any] = {"novelty": 3.0}
 """What random weights add, which know no better than to try everything."""
 WITHOUT_CRITIC: dict[str, Any] = {"algo": "grpo", "epochs": 4, "minibatch": 128}
 """What learns to choose from reward alone on a training service, which has no critic."""

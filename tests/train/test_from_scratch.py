@@ -24,8 +24,8 @@ from reflectkit.train.rl_config import RLConfig
 @pytest.mark.parametrize(
     ("given", "algo", "epochs", "novelty"),
     [
-        ({"model": "tiny"}, "ppo", 4, 1.0),
-        ({"model": "tiny-hybrid"}, "ppo", 4, 1.0),
+        ({"model": "tiny"}, "ppo", 4, 3.0),
+        ({"model": "tiny-hybrid"}, "ppo", 4, 3.0),
         ({"model": "tiny", "algo": "ppo", "epochs": 2, "novelty": 0.0}, "ppo", 2, 0.0),
         ({"model": "tiny", "algo": "reinforce"}, "reinforce", 1, 0.0),
         ({"model": "tiny", "advantages": "step"}, "grpo", 1, 0.0),

@@ -291,7 +291,7 @@ def test_without_sft_it_learns_by_groups_instead_of_a_critic() -> None:
     assert rlft.RLConfig.from_flat(**given).algo.name == "ppo"
     there = rlft.RLConfig.from_flat(**given, engine="tinker:http://localhost:1")
     assert there.algo.name == "grpo"
-    assert there.algo.novelty == 1.0
+    assert there.algo.novelty == 3.0
     assert "--algo grpo" in there.notes[0]
 
 
