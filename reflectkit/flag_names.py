@@ -92,6 +92,7 @@ FLAG_NAMES = frozenset(
         "max_cost_usd",
         "max_file_mb",
         "max_grad_norm",
+        "max_kl",
         "max_length",
         "max_level",
         "max_new_tokens",

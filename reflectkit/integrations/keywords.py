@@ -53,6 +53,7 @@ class RlftSettings(TypedDict, total=False):
     mask_ratio: float
     epochs: int
     target_kl: float
+    max_kl: float
     minibatch: int
     loss_mean: Literal["token", "row"]
     entropy_coef: float

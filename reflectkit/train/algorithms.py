@@ -284,6 +284,12 @@ class AlgorithmConfig(Config):
         " --policy: 0.01.",
         ge=0,
     )
+    max_kl: float = option(
+        0.0,
+        help="KL divergence from the sampling policy at which an update ends; 0: it is made in full."
+        " Default for PPO with --model: 0.5.",
+        ge=0,
+    )
     minibatch: int = option(
         512,
         help=(

@@ -334,6 +334,7 @@ def _policy_settings(run: RLRun) -> dict[str, Any]:
         "epochs": algo.epochs,
         "minibatch": algo.minibatch,
         "target_kl": algo.target_kl,
+        "max_kl": algo.max_kl,
         "temperature": config.policy.temperature,
         "is_cap": staleness.importance_weight_max if staleness.max_staleness else 0.0,
         "agrees_with": other if remote and not staleness.max_staleness else "",

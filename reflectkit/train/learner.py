@@ -90,6 +90,8 @@ class LearnerSettings:
     """The divergence from the sampling policy that an update is to have, a mean over trained
     tokens; the learning rate adapts to it. 0: it does not.
     """
+    max_kl: float = 0.0
+    """At this divergence from the sampling policy an update ends; 0: it is made in full."""
 
     # Memory and speed
     max_tokens: int = 16384
@@ -307,10 +309,12 @@ class PolicyLearner(Learner):
         """Adapt the pace to `kl`, the divergence from the sampling policy. Whether the update ends
         there.
         """
-        if not self.settings.target_kl:
-            return False
-        self._adapt_pace(kl)
-        return kl > TOO_FAR * self.settings.target_kl
+        target, limit = self.settings.target_kl, self.settings.max_kl
+        if target:
+            self._adapt_pace(kl)
+        is_off_target = bool(target) and kl > TOO_FAR * target
+        is_over_limit = bool(limit) and kl > limit
+        return is_off_target or is_over_limit
 
     def _adapt_pace(self, kl: float) -> None:
         """Slow down if `kl`, the divergence from the sampling policy, is above `target_kl`; speed

@@ -270,7 +270,8 @@ class ServiceLearner(PolicyLearner):
         That needs texts of the present policy, and a loss to which nothing is added.
         """
         settings = self.settings
-        is_extended = bool(settings.is_cap or settings.target_kl) or settings.mask != "none"
+        needs_kl = bool(settings.target_kl or settings.max_kl)
+        is_extended = settings.is_cap or needs_kl or settings.mask != "none"
         if not self.clips or self.start is not None or is_extended:
             return False
         return not any(unit.choices or samples[unit.rows[0]].replayed for unit in minibatch)

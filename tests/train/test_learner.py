@@ -165,6 +165,15 @@ def test_ppo_stops_early_when_it_has_moved_too_far(policy: LoadedModel) -> None:
         assert LocalLearner(policy, settings).update(samples, random.Random(0)).figures["gradient_steps"] == steps
 
 
+def test_an_update_ends_at_its_largest_kl(policy: LoadedModel) -> None:
+    samples = rows_of(policy, play(policy, count=4))
+    for limit, steps in ((0.0, 2), (1e3, 2), (1e-6, 1)):
+        settings = LearnerSettings(learning_rate=1e-2, epochs=2, max_grad_norm=10.0, max_kl=limit)
+        figures = LocalLearner(policy, settings).update(samples, random.Random(0)).figures
+        assert figures["gradient_steps"] == steps
+        assert figures["learning_rate"] == 1e-2  # unlike with a target
+
+
 def test_the_learning_rate_adapts_to_a_target_kl(policy: LoadedModel) -> None:
     samples = rows_of(policy, play(policy, count=4))
     # 1. A far target: the rate begins at a tenth of the peak, and each of two further steps raises it by half.
