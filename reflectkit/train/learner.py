@@ -261,14 +261,13 @@ class PolicyLearner(Learner):
         self._mismatch = {}
         parts = self._begin(samples)
 
-        # 2. Gradient steps: each epoch shuffles the units into minibatches anew
+        # 2. Gradient steps: each epoch shuffles the rows into minibatches anew
         sums: dict[str, float] = {}
         steps = 0
         count = math.ceil(len(samples) / self.settings.minibatch)
         for index in range(self.settings.epochs * count):
             if index % count == 0:
-                generator.shuffle(parts)
-                batches = minibatches(parts, count)
+                batches = minibatches(parts, count, generator)
             figures = self._step(samples, batches[index % count], may_stop=steps > 0)
             if figures is None:
                 break

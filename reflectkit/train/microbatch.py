@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -112,26 +113,31 @@ def units(
     return result
 
 
-def minibatches(parts: Sequence[Unit], count: int) -> list[list[Unit]]:
-    """`parts` split in order into `count` minibatches whose numbers of rows differ by at most one.
+def minibatches(
+    parts: Sequence[Unit],
+    count: int,
+    generator: random.Random,
+) -> list[list[Unit]]:
+    """The rows of `parts` in `count` random minibatches, whose sizes differ by at most one.
 
-    A unit whose rows belong to two minibatches is split.
+    Each row is drawn by itself. In a game of few states, a state has many rows, and a step on the
+    rows of one state would also change what is done in those that read alike. Rows of a minibatch
+    with the same prompt are one unit there.
     """
-    total = sum(len(unit.rows) for unit in parts)
-    ends = [(index + 1) * total // count for index in range(count)]
-    result: list[list[Unit]] = [[] for _ in range(count)]
-    position = 0
-    index = 0
-    for unit in parts:
-        # Rows that do not fit into this minibatch are for the next
-        rows = unit.rows
-        while rows:
-            while position == ends[index]:
-                index += 1
-            here = rows[: ends[index] - position]
-            result[index].append(replace(unit, rows=here))
-            position += len(here)
-            rows = rows[len(here) :]
+    # 1. All rows, in random order
+    rows = [(number, row) for number, unit in enumerate(parts) for row in unit.rows]
+    generator.shuffle(rows)
+
+    # 2. The units of each minibatch
+    result = []
+    for index in range(count):
+        start, end = index * len(rows) // count, (index + 1) * len(rows) // count
+        members: dict[int, list[int]] = {}
+        for number, row in rows[start:end]:
+            members.setdefault(number, []).append(row)
+        result.append(
+            [replace(parts[number], rows=tuple(here)) for number, here in members.items()]
+        )
     return result
 
 

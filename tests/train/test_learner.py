@@ -357,12 +357,22 @@ def test_text_turns_make_one_row_while_the_prompt_grows() -> None:
     assert (second.tokens, second.loss_mask, second.choices) == ((9, 7, 8), (0, 1, 1), ())
 
 
-def test_minibatches_cut_units_where_they_must() -> None:
+def test_minibatches_mix_the_rows_of_all_units() -> None:
+    """A state with 90 rows and one with 30, in minibatches of 40: each has rows of both."""
+    parts = [Unit((1,), (2, 3), tuple(range(90))), Unit((2,), (2, 3), tuple(range(90, 120)))]
+    mixed = minibatches(parts, 3, random.Random(0))
+    for minibatch in mixed:
+        assert {unit.tokens for unit in minibatch} == {(1,), (2,)}
+        assert sum(len(unit.rows) for unit in minibatch) == 40
+    assert sorted(row for minibatch in mixed for unit in minibatch for row in unit.rows) == list(range(120))
+
+
+def test_minibatches_differ_by_one_row_at_most() -> None:
     parts = [Unit((1,), (2, 3), (0, 4, 5)), Unit((2,), (), (1,)), Unit((3,), (2, 3), (2, 3, 6))]
-    cut = minibatches(parts, 3)  # 7 rows: 2, 2 and 3
-    assert [[unit.rows for unit in minibatch] for minibatch in cut] == [[(0, 4)], [(5,), (1,)], [(2, 3, 6)]]
-    assert cut[1][0] == Unit((1,), (2, 3), (5,))
-    assert minibatches(parts, 1) == [parts]
+    mixed = minibatches(parts, 3, random.Random(0))
+    assert [sum(len(unit.rows) for unit in minibatch) for minibatch in mixed] == [2, 2, 3]
+    (every,) = minibatches(parts, 1, random.Random(0))
+    assert {unit.tokens: sorted(unit.rows) for unit in every} == {(1,): [0, 4, 5], (2,): [1], (3,): [2, 3, 6]}
 
 
 def test_each_epoch_has_other_minibatches(policy: LoadedModel) -> None:
