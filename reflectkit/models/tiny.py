@@ -12,6 +12,7 @@ longer tries the others. SFT needs wide initial weights then, or more steps.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -30,9 +31,12 @@ from transformers import (
 )
 
 from reflectkit.errors import DivergedError
+from reflectkit.models.architecture import trunk_of
+from reflectkit.models.device import on_device
 from reflectkit.models.hub import PASSAGE
 from reflectkit.models.labels import encodable
 from reflectkit.models.load import all_finite
+from reflectkit.models.rows import right_pad
 
 END, PAD = "<|end|>", "<|pad|>"
 WIDTH = 128
@@ -251,3 +255,67 @@ def teach_copying(
                 " --init-range"
             )
         advance(nats)
+
+
+ORTHOGONAL = 0.02
+"""The mean squared cosine at which hidden states are far enough apart."""
+SPREAD_RATE = 1e-3
+SPREAD_STEPS = 100
+"""At most. Most tasks take 5 to 40."""
+SPREAD_ROWS = 32
+SPREAD_TOKENS = 8192
+"""Tokens of a step at most, so that long prompts are fewer."""
+
+
+def spread_apart(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    seed: int,
+    advance: Callable[[float], None] = lambda loss: None,
+) -> None:
+    """Train a fresh `model` in place until different prompts end in nearly orthogonal hidden states.
+
+    Random weights read all states of a task nearly alike: the eleven of a 4 x 4 grid have a mean
+    cosine of 0.95. What RL learns in one of them is then done in all, and a critic that reads the
+    hidden states cannot tell them apart.
+
+    prompts: token ids, each prompt once; with fewer than two nothing is done. advance: called with
+    each step's mean squared cosine, 0 … 1.
+
+    Raises DivergedError: a loss or a weight became NaN or infinite.
+    """
+    # 1. Rows of a step: few if prompts are long
+    longest = max(map(len, prompts), default=1)
+    count = min(SPREAD_ROWS, len(prompts), max(2, SPREAD_TOKENS // longest))
+    if count < 2:
+        return
+
+    # 2. Steps of Adam
+    chance = random.Random(seed)
+    trunk = trunk_of(model)
+    weights = list(trunk.parameters())
+    device = weights[0].device
+    row_R = torch.arange(count, device=device)
+    is_other_RR = ~torch.eye(count, dtype=torch.bool, device=device)
+    optimizer = torch.optim.Adam(weights, lr=SPREAD_RATE)
+    for step in range(SPREAD_STEPS):
+        # The last hidden states of some prompts, and the cosines between them
+        rows = chance.sample(prompts, count)
+        ends_R = on_device([len(row) - 1 for row in rows], device)
+        input_ids_RT = right_pad(rows, model.config.pad_token_id, device)
+        hidden_RTD = trunk(input_ids=input_ids_RT, use_cache=False).last_hidden_state
+        unit_RD = nn.functional.normalize(hidden_RTD[row_R, ends_R], dim=-1)
+        loss = (unit_RD @ unit_RD.T)[is_other_RR].square().mean()
+
+        # A step, unless they are far apart
+        square = float(loss.detach())
+        if square < ORTHOGONAL:
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        if not math.isfinite(square) or not all_finite(weights):
+            raise DivergedError(f"spreading hidden states diverged at step {step + 1}")
+        advance(square)
+    model.zero_grad(set_to_none=True)

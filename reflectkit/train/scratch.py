@@ -14,11 +14,13 @@ from reflectkit.models.labels import prompt_ids
 from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import (
     PAIRS,
+    SPREAD_STEPS,
     VOCABULARY,
     build_model,
     build_relative,
     build_tokenizer,
     relative_context,
+    spread_apart,
 )
 from reflectkit.prompts import LABELS, policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
@@ -58,23 +60,25 @@ def tiny_model(
     if not all(observation.choices for observation in observations):
         raise ConfigError(words_needed(name, env))
     prompts = sorted({policy_prompt(observation, None, form) for observation in observations})
+    texts = list(prompts)
     if form == SCORE:  # which prompts do not list
-        prompts += sorted(
+        texts += sorted(
             {f" {choice}" for observation in observations for choice in observation.choices}
         )
     counts = {len(observation.choices) for observation in observations}
     most = max(counts) if len(counts) == 1 else 2 * max(counts)
 
     # 2. A tokenizer of these prompts, and random weights
-    tokenizer = build_tokenizer(prompts, [f" {label}" for label in LABELS[:most]], VOCABULARY)
-    context = relative_context(max(len(prompt_ids(tokenizer, prompt)) for prompt in prompts))
+    tokenizer = build_tokenizer(texts, [f" {label}" for label in LABELS[:most]], VOCABULARY)
+    rows = [prompt_ids(tokenizer, prompt) for prompt in prompts]
+    context = relative_context(max(map(len, rows)))
     if name == "tiny-hybrid":
         model = build_model(tokenizer, context, seed, layers=PAIRS)
     else:
         model = build_relative(tokenizer, context, seed)
 
     # 3. Its folder, whose name follows from all that it depends on
-    text = "\0".join([form, str(seed), str(context), *prompts])
+    text = "\0".join([form, str(seed), str(context), *texts])
     digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:8]
     target = folder / f"{name}-{digest}"
     if not (target / "config.json").is_file():
@@ -82,6 +86,11 @@ def tiny_model(
         role = "policy" if reads_comments else "plain"
         with locked(folder):  # two runs may begin at once
             if not (target / "config.json").is_file():
+                if form != SCORE:  # which reads on, from the prompt to each choice
+                    with progress.bar("Telling states apart", SPREAD_STEPS) as bar:
+                        spread_apart(
+                            model, rows, seed, lambda square: bar.advance(1, cosine=square)
+                        )
                 save_player(target, LoadedModel(model, tokenizer, role, answer=form))
     weights = sum(weight.numel() for weight in model.parameters())
     progress.news(

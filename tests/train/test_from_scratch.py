@@ -15,7 +15,14 @@ from reflectkit import rlft
 from reflectkit.errors import ConfigError
 from reflectkit.jsonl import read_json
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.tiny import build_relative, build_tokenizer, relative_context
+from reflectkit.models.tiny import (
+    ORTHOGONAL,
+    SPREAD_STEPS,
+    build_relative,
+    build_tokenizer,
+    relative_context,
+    spread_apart,
+)
 from reflectkit.train.critic import Critic
 from reflectkit.train.report import advice, has_risen
 from reflectkit.train.rl_config import RLConfig
@@ -132,6 +139,46 @@ def test_a_relative_model_reads_longer_states_and_prefers_no_token() -> None:
     assert torch.log_softmax(logits, -1).exp().max() < 3 / len(tokenizer)
     again = build_relative(tokenizer, relative_context(20), seed=3)
     assert all(map(torch.equal, model.parameters(), again.parameters()))
+
+
+@torch.no_grad()
+def last_hidden_states(model: Any, rows: list[list[int]]) -> torch.Tensor:
+    """Of each row (N, D)."""
+    return torch.stack([model.model(torch.tensor([row])).last_hidden_state[0, -1] for row in rows])
+
+
+def squared_cosines(hidden_ND: torch.Tensor) -> list[float]:
+    """Of all pairs of different rows."""
+    unit_ND = torch.nn.functional.normalize(hidden_ND, dim=-1)
+    count = len(unit_ND)
+    return [float(unit_ND[i] @ unit_ND[j]) ** 2 for i in range(count) for j in range(i)]
+
+
+def test_states_that_read_alike_begin_with_different_hidden_states() -> None:
+    """The sixteen places on a grid; only one character of the text differs."""
+    grids = ["".join("X" if place == cell else "." for cell in range(16)) for place in range(16)]
+    tokenizer = build_tokenizer([" ".join(grid) for grid in grids], [], 300)
+    rows = [tokenizer(" ".join(grid))["input_ids"] for grid in grids]
+    model = build_relative(tokenizer, relative_context(40), seed=0)
+    head = model.lm_head.weight.clone()
+    assert fmean(squared_cosines(last_hidden_states(model, rows))) > 0.5
+    steps: list[float] = []
+    spread_apart(model, rows, seed=0, advance=steps.append)
+    assert fmean(squared_cosines(last_hidden_states(model, rows))) < ORTHOGONAL
+    assert 0 < len(steps) < SPREAD_STEPS
+    assert torch.equal(model.lm_head.weight, head)
+    assert all(weight.grad is None for weight in model.parameters())
+
+    again = build_relative(tokenizer, relative_context(40), seed=0)
+    spread_apart(again, rows, seed=0)
+    assert all(map(torch.equal, model.parameters(), again.parameters()))
+
+
+def test_a_single_prompt_is_not_spread() -> None:
+    tokenizer = build_tokenizer(["a b"], [], 300)
+    model = build_relative(tokenizer, relative_context(20), seed=3)
+    spread_apart(model, [[1, 2, 3]], seed=0, advance=lambda square: pytest.fail("a step was made"))
+    spread_apart(model, [], seed=0, advance=lambda square: pytest.fail("a step was made"))
 
 
 def test_advice_names_more_updates_only_where_the_return_rises() -> None:
