@@ -285,8 +285,8 @@ class PolicyLearner(Learner):
 
     @abstractmethod
     def _begin(self, samples: Sequence[Sample]) -> list[Unit]:
-        """Prepare an update; the units of its rows. Rows of one prompt stay together, for one
-        forward pass.
+        """Prepare an update; the units of its rows. Those of one prompt are one unit, which
+        `minibatches` splits.
         """
 
     @abstractmethod
