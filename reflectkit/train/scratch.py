@@ -29,6 +29,10 @@ from reflectkit.train.curriculum import Level
 from reflectkit.train.rl_config import words_needed
 from reflectkit.types import SCORE, TEXT, Observation
 
+MAKING = 2
+"""How the weights are made; higher whenever the same settings come to give other weights, so that
+older folders are not taken for these.
+"""
 EXPLORED = 64
 """Problems of each level in which a random player collects texts."""
 
@@ -78,7 +82,7 @@ def tiny_model(
         model = build_relative(tokenizer, context, seed)
 
     # 3. Its folder, whose name follows from all that it depends on
-    text = "\0".join([form, str(seed), str(context), *texts])
+    text = "\0".join([str(MAKING), form, str(seed), str(context), *texts])
     digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:8]
     target = folder / f"{name}-{digest}"
     if not (target / "config.json").is_file():

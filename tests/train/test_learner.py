@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import random
 from dataclasses import replace
@@ -365,6 +366,15 @@ def test_minibatches_mix_the_rows_of_all_units() -> None:
         assert {unit.tokens for unit in minibatch} == {(1,), (2,)}
         assert sum(len(unit.rows) for unit in minibatch) == 40
     assert sorted(row for minibatch in mixed for unit in minibatch for row in unit.rows) == list(range(120))
+
+
+def test_a_prompt_with_few_rows_stays_in_one_minibatch() -> None:
+    """It is read once; the 64 prompts with four rows each are still divided at random."""
+    parts = [Unit((prompt,), (2, 3), tuple(range(4 * prompt, 4 * prompt + 4))) for prompt in range(64)]
+    mixed = minibatches(parts, 2, random.Random(0))
+    prompts = [[unit.tokens for unit in minibatch] for minibatch in mixed]
+    assert sorted(itertools.chain(*prompts)) == [(prompt,) for prompt in range(64)]
+    assert prompts[0] != sorted(prompts[0])
 
 
 def test_minibatches_differ_by_one_row_at_most() -> None:
