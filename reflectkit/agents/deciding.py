@@ -26,6 +26,10 @@ class TooLongError(ReflectkitError):
     """The state, or a question about it, is longer than the model's context."""
 
 
+class QuestionTooLongError(TooLongError):
+    """The state fits into the context, but not with a question about it."""
+
+
 @dataclass(frozen=True, slots=True)
 class AnsweredQuestion:
     """The answer to a question, and the decision that it was made from."""
@@ -136,16 +140,19 @@ class Decider:
             raise TooLongError(f"the state has {length:,} tokens, but the model reads {limit:,}")
 
     def _check_length(self, observation: Observation) -> None:
-        """Raises TooLongError if the prompt of a question is longer than the context."""
+        """Raises QuestionTooLongError if the prompt of a question is longer than the context."""
         policy = getattr(self._agent, "policy", None)
         if policy is None:
             return
         options_size = sum(map(len, observation.choices))
-        check_characters(self._agent, len(observation.text) + options_size)
+        try:
+            check_characters(self._agent, len(observation.text) + options_size)
+        except TooLongError as error:
+            raise QuestionTooLongError(str(error)) from None
         length = len(self._agent.prompt(observation, None))
         if length > policy.context:
-            raise TooLongError(
-                f"with a question, the state has {length:,} tokens, but the model reads"
+            raise QuestionTooLongError(
+                f"the state, a question and its options have {length:,} tokens, but the model reads"
                 f" {policy.context:,}"
             )
 

@@ -204,6 +204,9 @@ class DecisionPolicy:
 class DecisionReflector:
     """A decision model that comments for a policy: on how likely each action is the best."""
 
+    reads_choices = True
+    """Whether the comment depends on the legal actions."""
+
     def __init__(self, model: DecisionModel) -> None:
         self.model = model
 

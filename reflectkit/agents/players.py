@@ -83,6 +83,8 @@ class PlayersSetup:
     """The maximum number of tokens of earlier turns that a chat model reads."""
     truncation: Truncation = EVERYTHING
     """Limits to what the policy may draw."""
+    forgets_unusable: bool = False
+    """Whether a model is asked again what it gave no usable answer to, as long as a server runs."""
 
     def endpoint_of(self, model: str) -> Endpoint:
         """The endpoint of a chat or decision model in a --policy.
@@ -283,4 +285,5 @@ class Players:
         temperature = 0.0 if reflects or endpoint.decides else config.temperature
         client = client_at(config.chat, endpoint, journal, self._budget, temperature)
         self._clients[name] = self._stack.enter_context(client)
+        self._clients[name].forgets_unusable = self.setup.forgets_unusable
         return self._clients[name]

@@ -242,6 +242,8 @@ class ChatClient:
         self.cost_usd = 0.0
         self._paid_keys: set[str] = set()
         self.stopped = False
+        self.forgets_unusable = False
+        """Whether an equal request, later, asks again where no answer was usable."""
         self._pay_for(journal.answers.values())
         self._unanswered = 0  # requests in a row
         self._trouble: ApiError | None = None  # why the last of them got no answer
@@ -470,6 +472,9 @@ class ChatClient:
                 reason = str(error)
                 unparsed += not isinstance(error, IncompleteAnswerError)
         else:
+            if self.forgets_unusable:
+                for attempt in range(1 + request.again):
+                    self.journal.answers.pop(self.key(request, attempt), None)
             journal = self.journal.path if is_replay else None
             rejected = Rejected(request.name, reason, redacted(answers[-1].text), journal)
         # 3. What it took

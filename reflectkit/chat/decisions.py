@@ -79,7 +79,7 @@ class DecisionCaller(Caller):
             try:
                 text = dumps(value["answers"])
             except (ValueError, RecursionError):
-                fault = "the server's answer has a number that is none"
+                fault = "the server's answer has NaN or an infinite number"
         if len(text) > LONGEST_ANSWERS:
             fault = f"the server's answer has over {LONGEST_ANSWERS:,} characters"
         if fault:

@@ -153,7 +153,7 @@ def run(config: ServeConfig, progress: Progress) -> Report:
         if warning := comments_mismatch(player):
             progress.news(f"warning: {warning}")
         progress.news(f"serve: loading {config.policy}")
-        setup = PlayersSetup(config, (player,), Programs, Path(folder))
+        setup = PlayersSetup(config, (player,), Programs, Path(folder), forgets_unusable=True)
         for part in player.api_models:
             key_of(setup.endpoint_of(part))
 
@@ -271,7 +271,7 @@ class PolicyServer:
 
         Raises InvalidRequestError, RequestError.
         """
-        from reflectkit.agents.deciding import TooLongError
+        from reflectkit.agents.deciding import QuestionTooLongError, TooLongError
         from reflectkit.decisions.bodies import invalid
         from reflectkit.envs.adapters.endpoint import RequestError
         from reflectkit.sampling.wire import GoneError
@@ -285,7 +285,9 @@ class PolicyServer:
         try:
             decided, usage = await asyncio.wrap_future(self.thread.submit(work))
         except TooLongError as error:
-            raise invalid(str(error), "context_length_exceeded", request.state_field) from None
+            is_question = isinstance(error, QuestionTooLongError)
+            field = "questions" if is_question else request.state_field
+            raise invalid(str(error), "context_length_exceeded", field) from None
         except (EnvironmentFailure, GoneError) as error:
             raise RequestError(str(error), 503, kind="api_error") from None
         except ReflectkitError as error:

@@ -119,7 +119,7 @@ def labelled_decision(
     if isinstance(answer, bool) and kind == "predicate":
         answer = YES if answer else NO
     if answer not in names:
-        message = f"{row['answer']!r:.60} is none of the options {', '.join(names):.100}"
+        message = f"{row['answer']!r:.60} is none of the options {', '.join(map(repr, names)):.100}"
         raise error("answer", message)
     probabilities = tuple(float(name == answer) for name in names)
     return LabelledDecision(state, question, probabilities)

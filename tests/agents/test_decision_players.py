@@ -14,6 +14,7 @@ import pytest
 import reflectkit
 from reflectkit.agents.decision_players import DecisionModel, DecisionPolicy, DecisionReflector, options_of
 from reflectkit.agents.player_refs import parse_policy
+from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.chat.client import client_at
 from reflectkit.chat.config import ChatConfig, Endpoint
 from reflectkit.cli.main import main
@@ -26,6 +27,7 @@ from reflectkit.errors import ConfigError
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import read_json
 from reflectkit.models.load import LoadedModel
+from reflectkit.sampling.hf import LocalSampler
 from reflectkit.types import Message, Observation, StateQuestion
 from tests.commands.test_serve import post
 from tests.commands.test_serve_decisions import REFUND, TEAM, ask, serving
@@ -356,6 +358,30 @@ def test_serve_passes_questions_on(server: Server, asked: Any) -> None:
         body = json.dumps({"model": "jev-latest", "state": "Another.", "questions": {"a": REFUND}}).encode()
         status, text = post(f"{url}/v1/systemone", body)
         assert (status, "add up to 1.8" in text) == (503, True)
+
+
+def test_it_comments_on_the_questions_of_a_server(server: Server, asked: Any, policy: LoadedModel) -> None:
+    server.respond = lambda body: reply(body, favours(options_in(body), options_in(body)[0]))
+    agent = TwoPlayerAgent(LocalSampler(policy), DecisionReflector(asked("systemone")))
+    with serving(agent) as url:
+        answers = ask(url, {"a": REFUND, "b": TEAM}, "A state.")
+    with serving(agent_of(policy)) as url:
+        commented = "A state.\nReflection: likely: 0.70"
+        assert answers["a"]["noul"] == pytest.approx(ask(url, {"a": REFUND}, commented)["a"]["noul"], abs=1e-6)
+    assert sorted(map(options_in, server.requests)) == [["Billing: Payments", "Sales", "Bugs"], ["yes", "no"]]
+
+
+def test_a_server_asks_again_what_got_no_usable_answer(server: Server, asked: Any) -> None:
+    model = asked("systemone")
+    model.client.forgets_unusable = True
+    body = json.dumps({"model": "jev-latest", "state": "A state.", "questions": {"a": REFUND}}).encode()
+    with serving(DecisionPolicy(model)) as url:  # type: ignore[arg-type]
+        server.respond = lambda body: reply(body, dict.fromkeys(options_in(body), 0.9))
+        for _ in range(2):
+            status, text = post(f"{url}/v1/systemone", body)
+            assert (status, "add up to 1.8" in text, ".jsonl" in text) == (503, True, False)
+        server.respond = lambda body: reply(body, favours(options_in(body), options_in(body)[0]))
+        assert ask(url, {"a": REFUND}, "A state.")["a"]["noul"] == pytest.approx(0.7)
 
 
 def test_an_agent_in_a_program_and_play_use_it_too(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
