@@ -436,23 +436,29 @@ def to_json(value: object) -> Any:
 
 
 def from_json(
-    kind: type[Noun], value: object, *, path: Path | str = "<memory>", line: int | None = None
+    kind: type[Noun],
+    value: object,
+    *,
+    path: Path | str = "<memory>",
+    line: int | None = None,
+    field: str = "",
 ) -> Noun:
-    """`value`, from a JSON file, as a `kind`.
+    """`value`, from a JSON file, as a `kind`. field: of the line, if it is not the whole of it.
 
     Raises DataError: naming `path`, `line` and the first field of the wrong type or missing.
     """
     from pydantic import ValidationError
 
     if not isinstance(value, Mapping):
-        raise DataError(path, f"expected a JSON object, found {type(value).__name__}", line=line)
+        reason = f"expected a JSON object, found {type(value).__name__}"
+        raise DataError(path, reason, line=line, field=field or None)
     try:
         return _adapter(kind).validate_python(value)  # type: ignore[no-any-return]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise DataError(
-            path, first["msg"], line=line, field=".".join(map(str, first["loc"]))
-        ) from None
+        place = [field] if field else []
+        place += map(str, first["loc"])
+        raise DataError(path, first["msg"], line=line, field=".".join(place)) from None
 
 
 class ModelFacts(TypedDict, total=False):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,11 @@ class _Outcome:
     choice: str | bool | None = None
 
 
+FIELDS = {field.name for field in fields(_Outcome)}
+FORM = '{"id": …, "reward": …}, with "question" and "choice" where needed'
+"""An outcome, as error messages show it."""
+
+
 def read_recorded(record: Path, outcomes: Path, env: str) -> tuple[list[Trajectory], int]:
     """(an episode of each decision that has an outcome, how many have none).
 
@@ -49,6 +54,12 @@ def read_recorded(record: Path, outcomes: Path, env: str) -> tuple[list[Trajecto
     # 1. The outcomes
     rewards: dict[tuple[str, str], tuple[int, _Outcome]] = {}
     for line, row in read_jsonl(outcomes, growing=True):
+        unknown = sorted(row.keys() - FIELDS)
+        if unknown:
+            reason = f"unknown; an outcome is {FORM}"
+            raise DataError(outcomes, reason, line=line, field=unknown[0])
+        if isinstance(row.get("reward"), bool):
+            raise DataError(outcomes, "expected a number", line=line, field="reward")
         outcome = from_json(_Outcome, row, path=outcomes, line=line)
         key = outcome.id, outcome.question
         if key in rewards:
@@ -110,8 +121,10 @@ def _turn(
     outcome_place: tuple[Path, int],
 ) -> Turn:
     # 1. What was decided, and with which probabilities
-    observation = from_json(Observation, row.get("observation"), path=path, line=line)
-    decision = from_json(Decision, row["decision"], path=path, line=line)
+    observation = from_json(
+        Observation, row.get("observation"), path=path, line=line, field="observation"
+    )
+    decision = from_json(Decision, row["decision"], path=path, line=line, field="decision")
     if len(decision.probabilities) != len(observation.choices) or not decision.probabilities:
         raise DataError(
             path, "missing, so it cannot be weighted", line=line, field="decision.probabilities"
@@ -130,7 +143,8 @@ def _turn(
     # 2. The option that was taken, by its name in the request or by its text
     action = decision.action
     if outcome.choice is not None:
-        names = row.get("options")
+        # The levels of a scale have no names in System One's form
+        names = row.get("options") or list(observation.choices)
         if not isinstance(names, list) or len(names) != len(observation.choices):
             raise DataError(path, "expected a name for each option", line=line, field="options")
         options = names if outcome.choice in names else list(observation.choices)

@@ -176,6 +176,12 @@ def resolve_problems(config: RLConfig, progress: Progress) -> RLProblems:
         decisions = pluralize(len(episodes), "decision")
         progress.news(f"{config.recorded}: {decisions} with outcomes, {without:,} without")
         recorded = tuple(episodes)
+        rewards = {turn.reward for episode in episodes for turn in episode.turns}
+        if len(rewards) == 1:
+            progress.news(
+                f"warning: each outcome in {config.outcomes} has the reward {rewards.pop():g}; a"
+                " baseline leaves nothing to learn"
+            )
     else:
         _play_once(config.setup, config.problems, with_problems[0], config.run.seed)
 

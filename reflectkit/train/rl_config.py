@@ -74,9 +74,9 @@ AFTER_SFT: dict[str, Any] = {"target_kl": 0.01}
 """With PPO. Its critic starts from nothing beside a policy that is nearly certain, which full steps
 would ruin.
 """
-ONE_UPDATE: dict[str, Any] = {"algo": "reinforce", "max_steps": 1}
+ONE_UPDATE: dict[str, Any] = {"algo": "reinforce", "max_steps": 1, "entropy_coef": 0.0}
 """How recorded decisions are learned from: they have no groups, and are of the policy before the
-first update.
+first update. Only their rewards change it.
 """
 
 

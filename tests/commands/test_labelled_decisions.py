@@ -134,6 +134,9 @@ def recorded(player: LoadedModel, shares: tuple[float, ...], number: str = "deci
         ({}, 2, {}, "answers.jsonl:2: field 'id'"),
         ({}, 1, {"choice": "Sales"}, "outcomes.jsonl:1: field 'choice'"),
         ({}, 1, {"choice": True}, "outcomes.jsonl:1: field 'choice'"),
+        ({}, 1, {"quest": "team"}, "outcomes.jsonl:1: field 'quest'"),
+        ({}, 1, {"reward": True}, "outcomes.jsonl:1: field 'reward'"),
+        ({"prompt_ids": "none"}, 1, {}, "answers.jsonl:1: field 'decision.prompt_ids'"),
     ],
 )
 def test_a_damaged_record_is_named_with_its_place(
@@ -189,6 +192,7 @@ def test_outcomes_are_joined_by_id_with_the_recorded_probability(player: LoadedM
         ([True, False], ["yes", "no"], "no", 1),
         (["low", "low"], ["low: 1", "low: 2"], "low: 2", 1),
         (["low", "low"], ["low: 1", "low: 2"], "low", None),
+        ([], ["calm", "urgent"], "urgent", 1),
     ],
 )
 def test_an_outcome_names_an_option_as_the_request_did(
@@ -247,3 +251,21 @@ def test_rlft_makes_one_update_from_the_record(player: LoadedModel, capsys: pyte
     assert "need each other" in error_of([*rlft, "--recorded", "answers.jsonl"], capsys)
     write_jsonl(Path("outcomes.jsonl"), [{"id": "decision-99", "reward": 1.0}])
     assert "no decision 'decision-99'" in error_of([*rlft, *update, "--name", "other"], capsys)
+
+
+def test_outcomes_that_are_all_alike_change_nothing_and_this_is_said(
+    player: LoadedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_player(Path("policy"), player)
+    write_jsonl(Path("tickets.jsonl"), [row("I was charged twice.", 1.0)] * 3)
+    numbers = [f"decision-{number}" for number in range(4)]
+    write_jsonl(Path("answers.jsonl"), [recorded(player, (0.5, 0.5), number) for number in numbers])
+    write_jsonl(Path("outcomes.jsonl"), [{"id": number, "reward": 0.7} for number in numbers])
+    rlft = ["rlft", "--env", "decisions", "--dataset", "tickets.jsonl", "--policy", "policy", "--device", "cpu"]
+    assert main([*rlft, "--recorded", "answers.jsonl", "--outcomes", "outcomes.jsonl", "--name", "update"]) == 0
+    assert "has the reward 0.7; a baseline leaves nothing to learn" in capsys.readouterr().out
+    shares = []
+    for place in ("policy", "results/update"):
+        with load_agent(place) as agent:
+            shares.append(agent.act(seen("I was charged twice.")).probabilities)
+    assert shares[1] == shares[0]
