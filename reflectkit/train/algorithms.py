@@ -287,7 +287,7 @@ class AlgorithmConfig(Config):
     max_kl: float = option(
         0.0,
         help="KL divergence from the sampling policy at which an update ends; 0: it is made in full."
-        " Default for PPO with --model: 0.5.",
+        " Default for choices by PPO with --model: 0.5.",
         ge=0,
     )
     minibatch: int = option(
