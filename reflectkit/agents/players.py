@@ -84,7 +84,9 @@ class PlayersSetup:
     truncation: Truncation = EVERYTHING
     """Limits to what the policy may draw."""
     forgets_unusable: bool = False
-    """Whether a model is asked again what it gave no usable answer to, as long as a server runs."""
+    """Whether a model is asked again what it once gave no usable answer to, as in a server that runs
+    for days.
+    """
 
     def endpoint_of(self, model: str) -> Endpoint:
         """The endpoint of a chat or decision model in a --policy.

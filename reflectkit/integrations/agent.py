@@ -181,7 +181,8 @@ def load_agent(
 
     # 3. The players. Journals of chat models are kept until the agent is closed
     folder = TemporaryDirectory(prefix="reflectkit-agent-") if player.api_models else None
-    setup = PlayersSetup(config, (player,), Env, Path(folder.name if folder else "."))
+    place = Path(folder.name if folder else ".")
+    setup = PlayersSetup(config, (player,), Env, place, forgets_unusable=True)
     for part in player.api_models:
         key_of(setup.endpoint_of(part))
     players = Players(setup)

@@ -23,7 +23,7 @@ from reflectkit.decisions import systemone
 from reflectkit.env import Context
 from reflectkit.envs import make
 from reflectkit.envs.taxi import Taxi
-from reflectkit.errors import ConfigError
+from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import read_json
 from reflectkit.models.load import LoadedModel
@@ -387,7 +387,12 @@ def test_a_server_asks_again_what_got_no_usable_answer(server: Server, asked: An
 def test_an_agent_in_a_program_and_play_use_it_too(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     with reflectkit.load_agent("systemone:m", base_url=server.url) as agent:
         act = agent.act("Where?", ["left", "right"])
-    assert (act.action, act.probabilities) == ("right", pytest.approx((0.3, 0.7)))
+        assert (act.action, act.probabilities) == ("right", pytest.approx((0.3, 0.7)))
+        server.respond = lambda body: reply(body, dict.fromkeys(options_in(body), 0.9))
+        with pytest.raises(ReflectkitError, match="add up to"):
+            agent.act("And here?", ["left", "right"])
+        server.respond = lambda body: reply(body, favours(options_in(body)))
+        assert agent.act("And here?", ["left", "right"]).action == "right"
     command = ["play", "--env", "corridor", "--level", "short", "--policy", "systemone:m", "--auto"]
     assert main([*command, "--base-url", server.url]) == 0
     assert "Policy: 70 % right, 30 % left" in capsys.readouterr().out
