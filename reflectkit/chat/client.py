@@ -474,7 +474,9 @@ class ChatClient:
         else:
             if self.forgets_unusable:
                 for attempt in range(1 + request.again):
-                    self.journal.answers.pop(self.key(request, attempt), None)
+                    key = self.key(request, attempt)
+                    self.journal.answers.pop(key, None)
+                    self._paid_keys.discard(key)  # the next answer is paid for, too
             journal = self.journal.path if is_replay else None
             rejected = Rejected(request.name, reason, redacted(answers[-1].text), journal)
         # 3. What it took

@@ -194,8 +194,10 @@ def _calls_without_tools(turn: Turn) -> bool:
 
 def _served_answer(row: Mapping[str, Any], path: Path, line: int) -> Turn | Unusable:
     """An answer that `serve --record` kept. Raises DataError."""
-    served = from_json(Observation, row.get("observation"), path=path, line=line)
-    decision = from_json(Decision, row["decision"], path=path, line=line)
+    served = from_json(
+        Observation, row.get("observation"), path=path, line=line, field="observation"
+    )
+    decision = from_json(Decision, row["decision"], path=path, line=line, field="decision")
     action = (
         decision.action if isinstance(decision.action, ToolUse) else ToolUse(str(decision.action))
     )

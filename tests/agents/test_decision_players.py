@@ -382,6 +382,8 @@ def test_a_server_asks_again_what_got_no_usable_answer(server: Server, asked: An
             assert (status, "add up to 1.8" in text, ".jsonl" in text) == (503, True, False)
         server.respond = lambda body: reply(body, favours(options_in(body), options_in(body)[0]))
         assert ask(url, {"a": REFUND}, "A state.")["a"]["noul"] == pytest.approx(0.7)
+    # Two bad answers in two orders each, and a good one
+    assert model.client.prompt_tokens == 100 * len(server.requests) == 500
 
 
 def test_an_agent_in_a_program_and_play_use_it_too(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
