@@ -112,6 +112,8 @@ class ShuffledComments:
         self.source = source
         self.others = tuple(others)
         self.share = share
+        self.reads_choices = getattr(source, "reads_choices", False)
+        """Whether a comment of `source` depends on the legal actions."""
 
     async def remark(self, observation: Observation, context: Context) -> str:
         """The comment of `source`, or a comment on another state; `source` is not asked for both.

@@ -14,7 +14,7 @@ import pytest
 import reflectkit
 from reflectkit.agents.decision_players import DecisionModel, DecisionPolicy, DecisionReflector, options_of
 from reflectkit.agents.player_refs import parse_policy
-from reflectkit.agents.two_player import TwoPlayerAgent
+from reflectkit.agents.two_player import ShuffledComments, TwoPlayerAgent
 from reflectkit.chat.client import client_at
 from reflectkit.chat.config import ChatConfig, Endpoint
 from reflectkit.cli.main import main
@@ -235,6 +235,15 @@ def test_it_comments_for_a_policy(server: Server, corridor_folder: Path) -> None
     assert comments == {"likely: right 0.70, left 0.30"}
 
 
+def test_a_policy_that_it_comments_for_predicts_success(server: Server, corridor_folder: Path) -> None:
+    """The question about success has options of its own, which the reflector reads."""
+    server.respond = lambda body: reply(body, favours(options_in(body), options_in(body)[-1]))
+    command = ["evaluate", "--env", "corridor", "--level", "short", "--base-url", server.url, "--results-dir", "r"]
+    policy = f"A={corridor_folder / 'policy'}+systemone:m"
+    assert main([*command, "--policy", policy, "--name", "c", "--predict-success"]) == 0
+    assert {"yes", "no"} in [set(options_in(body)) for body in server.requests]
+
+
 def test_it_chooses_among_255_actions_at_most_and_acts_alone() -> None:
     endpoint, seen = Endpoint("systemone", "m"), (Message("user", "x"),)
     most = tuple(f"go {number}" for number in range(255))
@@ -360,9 +369,15 @@ def test_serve_passes_questions_on(server: Server, asked: Any) -> None:
         assert (status, "add up to 1.8" in text) == (503, True)
 
 
-def test_it_comments_on_the_questions_of_a_server(server: Server, asked: Any, policy: LoadedModel) -> None:
+@pytest.mark.parametrize("swapped", [False, True])
+def test_it_comments_on_the_questions_of_a_server(
+    swapped: bool, server: Server, asked: Any, policy: LoadedModel
+) -> None:
     server.respond = lambda body: reply(body, favours(options_in(body), options_in(body)[0]))
-    agent = TwoPlayerAgent(LocalSampler(policy), DecisionReflector(asked("systemone")))
+    reflector: Any = DecisionReflector(asked("systemone"))
+    if swapped:  # in no turn here
+        reflector = ShuffledComments(reflector, [("Elsewhere", "Stay.")], 0.0)
+    agent = TwoPlayerAgent(LocalSampler(policy), reflector)
     with serving(agent) as url:
         answers = ask(url, {"a": REFUND, "b": TEAM}, "A state.")
     with serving(agent_of(policy)) as url:
