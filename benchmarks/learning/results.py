@@ -6,6 +6,7 @@ import ast
 import hashlib
 import importlib.metadata
 import inspect
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -178,29 +179,43 @@ def tables(
     """Markdown: scores of games × learners, sampled and greedy, and what each run took, for each budget."""
     parts = []
     for budget in budgets:
-        cells = {
-            (game, name): [results.current(Run(str(budget), seed, name, game)) for seed in seeds]
-            for game in played
-            for name in names
-            if plays(name, game)
-        }
-        complete = Cells(list)
-        for place, cell in cells.items():
-            if None not in cell:
-                complete[place] = [result for result in cell if result]
+        # 1. The newest results, also those of earlier code
+        cells = Cells(Cell)
+        total = missing = earlier = 0
+        for name, game in itertools.product(names, played):
+            if not plays(name, game):
+                continue
+            runs = [Run(str(budget), seed, name, game) for seed in seeds]
+            found = [results.newest[run] for run in runs if run in results.newest]
+            today = [run for run in runs if results.current(run)]
+            total += len(runs)
+            missing += len(runs) - len(found)
+            earlier += len(found) - len(today)
+            if len(found) == len(runs):
+                cells[game, name] = Cell(found, is_earlier=len(today) < len(runs))
+
+        # 2. Their tables, and what they lack
         title = f"{budget.updates} updates of {budget.episodes} episodes"
         for play in ("sampled", "greedy"):
-            parts += [f"## {title}, {play}", "", *score_table(complete, names, played, play), ""]
-        parts += [f"## {title}: what a run takes", "", *cost_table(complete, names, played), ""]
-        missing = sum(cell.count(None) for cell in cells.values())
+            parts += [f"## {title}, {play}", "", *score_table(cells, names, played, play), ""]
+        parts += [f"## {title}: what a run takes", "", *cost_table(cells, names, played), ""]
         if missing:
-            total = len(seeds) * len(cells)
-            parts += [f"{missing} of {total} runs are not measured with today's code; their cells are empty.", ""]
+            parts += [f"{missing} of {total} runs are not measured; their cells are empty.", ""]
+        if earlier:
+            parts += [f"{earlier} of {total} runs are of earlier code; a star marks their cells.", ""]
     return "\n".join(parts)
 
 
-Cells = defaultdict[tuple[str, str], list[Result]]
-"""The results of all seeds by game and learner; empty unless all are there."""
+@dataclass(frozen=True)
+class Cell:
+    """The results of all seeds, empty unless all are there. is_earlier: whether earlier code made one of them."""
+
+    results: Sequence[Result] = ()
+    is_earlier: bool = False
+
+
+Cells = defaultdict[tuple[str, str], Cell]
+"""By game and learner."""
 
 
 def score_table(cells: Cells, names: Sequence[str], played: Sequence[str], play: str) -> list[str]:
@@ -209,8 +224,10 @@ def score_table(cells: Cells, names: Sequence[str], played: Sequence[str], play:
     for game in played:
         row = []
         for name in names:
-            scores = [getattr(result, play) for result in cells[game, name]]
-            row.append(f"{fmean(scores):.2f} ({min(scores):.2f})" if scores else MISSING)
+            cell = cells[game, name]
+            scores = [getattr(result, play) for result in cell.results]
+            star = " *" if cell.is_earlier else ""
+            row.append(f"{fmean(scores):.2f} ({min(scores):.2f}){star}" if scores else MISSING)
         lines.append(markdown_row([game, *row]))
     means = []
     for name in names:
@@ -238,9 +255,9 @@ def cost_table(cells: Cells, names: Sequence[str], played: Sequence[str]) -> lis
     return lines
 
 
-def mean_of(cell: Sequence[Result], name: str) -> float | None:
+def mean_of(cell: Cell, name: str) -> float | None:
     """The mean of a figure over the seeds; None without one."""
-    figures = [getattr(result, name) for result in cell]
+    figures = [getattr(result, name) for result in cell.results]
     return None if not figures or None in figures else fmean(figures)
 
 

@@ -193,6 +193,16 @@ def test_the_tables_have_a_row_for_each_game_and_say_what_is_missing(
     assert any(line.startswith(f"{left} of {2 * len(GAMES)} runs are not measured") for line in lines)
 
 
+def test_the_tables_mark_the_results_of_earlier_code(stubs: Stubs, capsys: pytest.CaptureFixture[str]) -> None:
+    stubs.run("--seeds", "0")
+    stubs.put("default", rate=0.2)
+    capsys.readouterr()
+    assert stubs.run("--seeds", "0", "--games", "machines", "--table") == []
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[4] == "| machines | 0.00 (0.00) * | 0.00 (0.00) |"
+    assert "1 of 2 runs are of earlier code; a star marks their cells." in lines
+
+
 def test_comments_and_other_games_decide_nothing(tmp_path: Path) -> None:
     def digest_of(name: str, text: str) -> str:
         (tmp_path / name).write_text(text)
