@@ -128,30 +128,53 @@ def minibatches(
     change what is done in those that read alike. So a prompt's rows are drawn in several lots, each
     at most a LOTS-th of a minibatch. Rows of a minibatch with the same prompt are one unit there.
     """
-    # 1. The lots of each prompt, each with random rows of it
+    # 1. The lots of each prompt
     row_count = sum(len(unit.rows) for unit in parts)
     lot_size = max(1, row_count // (LOTS * count))
     lots = []
-    for number, unit in enumerate(parts):
-        shuffled = generator.sample(unit.rows, len(unit.rows))
-        for first in range(0, len(shuffled), lot_size):
-            lots.append([(number, row) for row in shuffled[first : first + lot_size]])
+    for rows in _rows_by_prompt(parts, generator):
+        for first in range(0, len(rows), lot_size):
+            lots.append(rows[first : first + lot_size])
 
     # 2. All rows, by lots in random order
     generator.shuffle(lots)
-    rows = list(itertools.chain(*lots))
+    mixed = list(itertools.chain(*lots))
 
     # 3. The units of each minibatch
     result = []
     for index in range(count):
         start, end = index * row_count // count, (index + 1) * row_count // count
         members: dict[int, list[int]] = {}
-        for number, row in rows[start:end]:
+        for number, row in mixed[start:end]:
             members.setdefault(number, []).append(row)
         result.append(
             [replace(parts[number], rows=tuple(here)) for number, here in members.items()]
         )
     return result
+
+
+def _rows_by_prompt(
+    parts: Sequence[Unit],
+    generator: random.Random,
+) -> list[list[tuple[int, int]]]:
+    """The rows of each prompt, as pairs (index of a part, row).
+
+    They are in random order, unless labels are read alone. Then neighbouring steps of an episode
+    stay neighbours: in a search, most of their labels are the same, and are read once.
+    """
+    if not parts[0].separately:
+        shelves = []
+        for number, unit in enumerate(parts):
+            shuffled = generator.sample(unit.rows, len(unit.rows))
+            shelves.append([(number, row) for row in shuffled])
+        return shelves
+
+    # Parts with other labels may have the same prompt
+    by_prompt: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for number, unit in enumerate(parts):
+        shelf = by_prompt.setdefault(unit.tokens, [])
+        shelf += [(number, row) for row in unit.rows]
+    return [sorted(shelf, key=lambda pair: pair[1]) for shelf in by_prompt.values()]
 
 
 def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
@@ -183,14 +206,14 @@ def _is_same_kind(micro: Sequence[Unit], unit: Unit) -> bool:
 def _packed_by_prompt(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
     """`parts` whose labels are read alone, in micro-batches of at most `max_tokens` tokens.
 
-    Units with the same prompt are neighbours, and a label that several of them have is counted and
-    read once.
+    Units with the same prompt are neighbours, in the order of their rows, and a label that several
+    of them have is counted and read once.
     """
     batches: list[list[Unit]] = []
     size = 0
     # Prompts and labels of the last micro-batch
     read: set[tuple[tuple[int, ...], LabelPath]] = set()
-    for unit in sorted(parts, key=lambda unit: unit.tokens):
+    for unit in sorted(parts, key=lambda unit: (unit.tokens, unit.rows)):
         # 1. What this unit adds to the last micro-batch: its prompt, and labels that are not there
         labels = {(unit.tokens, path) for path in unit.choices}
         new_labels = labels - read

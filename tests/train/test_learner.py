@@ -385,6 +385,27 @@ def test_minibatches_differ_by_one_row_at_most() -> None:
     assert {unit.tokens: sorted(unit.rows) for unit in every} == {(1,): [0, 4, 5], (2,): [1], (3,): [2, 3, 6]}
 
 
+def test_neighbouring_steps_of_a_search_stay_together() -> None:
+    """Its options are read alone: in a minibatch, each option of neighbours is read once."""
+    parts = []
+    for step in range(64):
+        options = tuple((option, 9) for option in range(step, step + 20))
+        parts.append(Unit((1,), options, (step,), separately=True))
+    mixed = minibatches(parts, 2, random.Random(0))
+    rows = [row for minibatch in mixed for unit in minibatch for row in unit.rows]
+    assert rows != sorted(rows)
+    assert sorted(rows) == list(range(64))
+    for minibatch in mixed:
+        # Lots of four steps
+        steps = [unit.rows[0] for unit in minibatch]
+        assert steps == [first + place for first in steps[::4] for place in range(4)]
+        # Two lots fit into the tokens of a micro-batch, each with 23 options of two tokens
+        micro_batches = packed(minibatch, 2 * (4 + 2 * 23))
+        assert len(micro_batches) <= 4
+        for micro in micro_batches:
+            assert [unit.rows for unit in micro] == sorted(unit.rows for unit in micro)
+
+
 def test_each_epoch_has_other_minibatches(policy: LoadedModel) -> None:
     samples = rows_of(policy, play(policy, count=4))
     passes: list[set[tuple[int, ...]]] = []
