@@ -179,20 +179,21 @@ def tables(
     """Markdown: scores of games × learners, sampled and greedy, and what each run took, for each budget."""
     parts = []
     for budget in budgets:
-        # 1. The newest results, also those of earlier code
+        # 1. Today's results, or the newest of earlier code
         cells = Cells(Cell)
         total = missing = earlier = 0
         for name, game in itertools.product(names, played):
             if not plays(name, game):
                 continue
             runs = [Run(str(budget), seed, name, game) for seed in seeds]
-            found = [results.newest[run] for run in runs if run in results.newest]
-            today = [run for run in runs if results.current(run)]
+            today = [results.current(run) for run in runs]
+            newest = [result or results.newest.get(run) for run, result in zip(runs, today, strict=True)]
+            found = [result for result in newest if result]
             total += len(runs)
-            missing += len(runs) - len(found)
-            earlier += len(found) - len(today)
+            missing += newest.count(None)
+            earlier += today.count(None) - newest.count(None)
             if len(found) == len(runs):
-                cells[game, name] = Cell(found, is_earlier=len(today) < len(runs))
+                cells[game, name] = Cell(found, is_earlier=None in today)
 
         # 2. Their tables, and what they lack
         title = f"{budget.updates} updates of {budget.episodes} episodes"

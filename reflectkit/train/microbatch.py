@@ -128,19 +128,31 @@ def minibatches(
     change what is done in those that read alike. So a prompt's rows are drawn in several lots, each
     at most a LOTS-th of a minibatch. Rows of a minibatch with the same prompt are one unit there.
     """
-    # 1. The lots of each prompt
+    # 1. The rows of each prompt, as pairs (index of a part, row). Where labels are read alone, parts
+    #    with other labels may have the same prompt
+    rows_of: dict[Any, list[tuple[int, int]]] = {}
+    for number, unit in enumerate(parts):
+        prompt = unit.tokens if unit.separately else number
+        rows_of.setdefault(prompt, []).extend((number, row) for row in unit.rows)
+
+    # 2. Their lots. Neighbouring steps of a search have most labels in common, which are then read
+    #    once, so they stay neighbours
     row_count = sum(len(unit.rows) for unit in parts)
     lot_size = max(1, row_count // (LOTS * count))
     lots = []
-    for rows in _rows_by_prompt(parts, generator):
+    for rows in rows_of.values():
+        if parts[0].separately:
+            rows.sort(key=lambda pair: pair[1])
+        else:
+            rows = generator.sample(rows, len(rows))
         for first in range(0, len(rows), lot_size):
             lots.append(rows[first : first + lot_size])
 
-    # 2. All rows, by lots in random order
+    # 3. All rows, by lots in random order
     generator.shuffle(lots)
     mixed = list(itertools.chain(*lots))
 
-    # 3. The units of each minibatch
+    # 4. The units of each minibatch
     result = []
     for index in range(count):
         start, end = index * row_count // count, (index + 1) * row_count // count
@@ -151,30 +163,6 @@ def minibatches(
             [replace(parts[number], rows=tuple(here)) for number, here in members.items()]
         )
     return result
-
-
-def _rows_by_prompt(
-    parts: Sequence[Unit],
-    generator: random.Random,
-) -> list[list[tuple[int, int]]]:
-    """The rows of each prompt, as pairs (index of a part, row).
-
-    They are in random order, unless labels are read alone. Then neighbouring steps of an episode
-    stay neighbours: in a search, most of their labels are the same, and are read once.
-    """
-    if not parts[0].separately:
-        shelves = []
-        for number, unit in enumerate(parts):
-            shuffled = generator.sample(unit.rows, len(unit.rows))
-            shelves.append([(number, row) for row in shuffled])
-        return shelves
-
-    # Parts with other labels may have the same prompt
-    by_prompt: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    for number, unit in enumerate(parts):
-        shelf = by_prompt.setdefault(unit.tokens, [])
-        shelf += [(number, row) for row in unit.rows]
-    return [sorted(shelf, key=lambda pair: pair[1]) for shelf in by_prompt.values()]
 
 
 def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:

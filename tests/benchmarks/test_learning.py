@@ -202,6 +202,16 @@ def test_the_tables_mark_the_results_of_earlier_code(stubs: Stubs, capsys: pytes
     assert lines[4] == "| machines | 0.00 (0.00) * | 0.00 (0.00) |"
     assert "1 of 2 runs are of earlier code; a star marks their cells." in lines
 
+    # What today's code gave is shown, also where other code ran later
+    stubs.steps_of_default = 105
+    stubs.run("--seeds", "0")
+    stubs.put("default", rate=0.1)
+    capsys.readouterr()
+    stubs.run("--seeds", "0", "--games", "machines", "--table")
+    lines = capsys.readouterr().out.splitlines()
+    (cost,) = [line for line in lines if line.startswith("| machines | default |")]
+    assert cost.endswith("| 100 |")
+
 
 def test_comments_and_other_games_decide_nothing(tmp_path: Path) -> None:
     def digest_of(name: str, text: str) -> str:
