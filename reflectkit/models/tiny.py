@@ -179,20 +179,24 @@ def build_relative(
     context: int,
     seed: int,
     layers: int = LAYERS,
+    heads: int = HEADS,
+    theta: float = 10_000.0,
 ) -> PreTrainedModel:
-    """A fresh Qwen3 for `tokenizer` that reads up to `context` tokens: 4 heads, relative positions.
+    """A fresh Qwen3 for `tokenizer` that reads up to `context` tokens: relative positions.
 
-    The head starts small, so that all actions are about equally likely at first.
+    The LM head starts small, so that all actions are about equally likely at first. heads: of
+    attention. theta: RoPE's base.
     """
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=WIDTH,
         intermediate_size=3 * WIDTH,
         num_hidden_layers=layers,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
         head_dim=WIDTH // HEADS,
         max_position_embeddings=context,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
         initializer_range=0.06,
         tie_word_embeddings=False,
         bos_token_id=tokenizer.eos_token_id,
@@ -272,6 +276,7 @@ def spread_apart(
     prompts: Sequence[Sequence[int]],
     seed: int,
     advance: Callable[[float], None] = lambda loss: None,
+    restore: Callable[[], None] | None = None,
 ) -> None:
     """Train a fresh `model` in place until different prompts end in nearly orthogonal hidden states.
 
@@ -280,7 +285,8 @@ def spread_apart(
     hidden states cannot tell them apart.
 
     prompts: token ids, each prompt once; with fewer than two nothing is done. advance: called with
-    each step's mean squared cosine, 0 … 1.
+    each step's mean squared cosine, 0 … 1. restore: called after each step, to write again what
+    training should keep.
     """
     # 1. Rows of a step: few if prompts are long
     longest = max(map(len, prompts), default=1)
@@ -313,5 +319,7 @@ def spread_apart(
         loss.backward()
         nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
+        if restore is not None:
+            restore()
         advance(square)
     model.zero_grad(set_to_none=True)

@@ -10,6 +10,7 @@ from reflectkit.agents.scripted import AnyAction
 from reflectkit.console import Progress
 from reflectkit.errors import ConfigError
 from reflectkit.jsonl import locked
+from reflectkit.models.copying import build_copying
 from reflectkit.models.labels import prompt_ids
 from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import (
@@ -17,7 +18,6 @@ from reflectkit.models.tiny import (
     SPREAD_STEPS,
     VOCABULARY,
     build_model,
-    build_relative,
     build_tokenizer,
     relative_context,
     spread_apart,
@@ -29,7 +29,7 @@ from reflectkit.train.curriculum import Level
 from reflectkit.train.rl_config import words_needed
 from reflectkit.types import SCORE, TEXT, Observation
 
-MAKING = 2
+MAKING = 3
 """How the weights are made; higher whenever the same settings come to give other weights, so that
 older folders are not taken for these.
 """
@@ -78,8 +78,10 @@ def tiny_model(
     context = relative_context(max(map(len, rows)))
     if name == "tiny-hybrid":
         model = build_model(tokenizer, context, seed, layers=PAIRS)
+        restore = None
     else:
-        model = build_relative(tokenizer, context, seed)
+        model, heads = build_copying(tokenizer, context, seed)
+        restore = heads.restore
 
     # 3. Its folder, whose name follows from all that it depends on
     text = "\0".join([str(MAKING), form, str(seed), str(context), *texts])
@@ -93,7 +95,11 @@ def tiny_model(
                 if form != SCORE:  # which reads on, from the prompt to each choice
                     with progress.bar("Telling states apart", SPREAD_STEPS) as bar:
                         spread_apart(
-                            model, rows, seed, lambda square: bar.advance(1, cosine=square)
+                            model,
+                            rows,
+                            seed,
+                            advance=lambda square: bar.advance(1, cosine=square),
+                            restore=restore,
                         )
                 save_player(target, LoadedModel(model, tokenizer, role, answer=form))
     weights = sum(weight.numel() for weight in model.parameters())
