@@ -2,11 +2,12 @@
 tokenizer.
 
 They need no hub and no download. Their classes are the standard ones, so `AutoModelForCausalLM` and
-`AutoTokenizer` load them. RL from random weights begins with a Qwen3, and SFT with an LFM2. Both
-have relative positions, so states may be longer than those of training, and normalise queries and
-keys, so attention differs between tokens from the start. GPT-2's is nearly even at first, and all
-prompts have nearly the same hidden state: RL then learns which action is best everywhere, and no
-longer tries the others. SFT needs wide initial weights then, or more steps.
+`AutoTokenizer` load them. RL from random weights begins with a Qwen3, of which some heads are not
+random (`models.copying`), and SFT with an LFM2. Both have relative positions, so states may be
+longer than those of training, and normalise queries and keys, so attention differs between tokens
+from the start. GPT-2's is nearly even at first, and all prompts have nearly the same hidden state:
+RL then learns which action is best everywhere, and no longer tries the others. SFT needs wide
+initial weights then, or more steps.
 """
 
 from __future__ import annotations
