@@ -10,8 +10,8 @@ the embeddings, so they can be written down instead of trained:
 2. A head of the second layer looks for tokens of the state before which its own word stands, and
    writes their words for the LM head.
 
-They use directions of the residual stream in which the random weights write nothing, and stand
-beside the random heads. RL trains them like all other weights.
+They are added to the random heads, and use directions of the residual stream in which the random
+weights write nothing. RL trains them like all other weights.
 """
 
 from __future__ import annotations
@@ -123,8 +123,9 @@ class CopyingHeads:
         weight_VD -= weight_VD @ copied_MD.T @ copied_MD
         for direction_D, length in ((shared_D, SHARED_SIZE), (marker_D, 0.0), (listed_D, 0.0)):
             weight_VD += (length - weight_VD @ direction_D)[:, None] * direction_D
-        marker = tokenizer(ACTIONS_MARKER)["input_ids"][0]
-        weight_VD[marker] += MARKER_SIZE * marker_D
+        marker = tokenizer(ACTIONS_MARKER.removesuffix(":"))["input_ids"]
+        if len(marker) == 1:  # prompts that list no choices have no such token
+            weight_VD[marker] += MARKER_SIZE * marker_D
         is_word_V = torch.tensor([_is_word(tokenizer, index) for index in range(len(tokenizer))])
         weight_VD -= ~is_word_V[:, None] * (weight_VD @ word_MD.T @ word_MD)
         self._keep(weight_VD)

@@ -131,3 +131,15 @@ def test_restoring_an_untrained_model_changes_nothing(tokenizer: Any) -> None:
     heads.restore()
     for weight, value in zip(model.parameters(), before, strict=True):
         torch.testing.assert_close(weight, value, atol=1e-6, rtol=0)
+
+
+def test_without_a_list_nothing_is_taken_for_its_marker() -> None:
+    """ "A" is the first token of "Actions:" where that is no word of the texts."""
+    words = [f" {word}" for word in WORDS]
+    tokenizer = build_tokenizer(["A door."] * 9, words, 1200)
+    assert len(tokenizer("Actions")["input_ids"]) > 1
+    tokens = [tokenizer(word)["input_ids"][0] for word in words]
+    model, _ = build_copying(tokenizer, 1000, 0)
+    (letter,) = tokenizer("A")["input_ids"]
+    row = [*tokens[50:110], letter, tokens[3], tokens[8], tokens[5], tokens[3]]
+    assert preference(model, row, tokens[8], tokens) > 0.3
