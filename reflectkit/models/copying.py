@@ -80,7 +80,9 @@ def embed_alike(
         if word not in word_parts:
             part_D = torch.randn(weight_VD.shape[1], generator=generator)
             word_parts[word] = model.config.initializer_range * part_D
-        weight_VD[index] = ALIKE**0.5 * word_parts[word] + (1 - ALIKE) ** 0.5 * weight_VD[index]
+        shared_part_D = ALIKE**0.5 * word_parts[word]
+        own_part_D = (1 - ALIKE) ** 0.5 * weight_VD[index]
+        weight_VD[index] = shared_part_D + own_part_D
 
 
 class CopyingHeads:
@@ -112,7 +114,8 @@ class CopyingHeads:
 
         # 2. Orthogonal directions of the residual stream
         generator = torch.Generator().manual_seed(seed % 2**63)
-        basis_DD = torch.linalg.qr(torch.randn(width, width, generator=generator))[0].T
+        random_DD = torch.randn(width, width, generator=generator)
+        basis_DD = torch.linalg.qr(random_DD).Q.T
         shared_D, marker_D, listed_D = basis_DD[:3]
         word_MD, before_MD, copied_MD = basis_DD[3 : 3 + 3 * count].split(count)
         self._written_KD = (basis_DD[: 3 + 3 * count], copied_MD)

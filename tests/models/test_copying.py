@@ -19,22 +19,18 @@ from reflectkit.types import Message, Observation
 WORDS = list(islice(map("".join, product("bdfgk", "aeiou", "lmnpr", "aeo")), 200))
 
 
-def word_tokenizer() -> Any:
-    """A tokenizer that knows each word, with a space before it."""
-    texts = [policy_prompt(asked([word], [word]), None, "text") for word in WORDS]
-    return build_tokenizer(texts, [f" {word}" for word in WORDS], 1200)
-
-
-def asked(words: list[str], choices: list[str]) -> Observation:
-    """A state that says some words, and choices of others."""
-    text = f"You may take {' '.join(words)} now."
+def asked(word: str, choices: list[str]) -> Observation:
+    """A state that says a word, and choices of others."""
+    text = f"You may take {word} now."
     return Observation((Message("user", text),), tuple(f"use {choice}" for choice in choices))
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
+    """It knows each word, with a space before it."""
     torch.set_num_threads(1)
-    return word_tokenizer()
+    texts = [policy_prompt(asked(word, [word]), None, "text") for word in WORDS]
+    return build_tokenizer(texts, [f" {word}" for word in WORDS], 1200)
 
 
 @torch.no_grad()
@@ -94,7 +90,6 @@ def test_the_word_of_the_state_is_preferred_and_the_list_is_not_copied(verb: str
 def test_capitals_and_spaces_hardly_matter_but_single_letters_do() -> None:
     tokenizer = build_tokenizer(["Door door R r"] * 9, ["Door", " door", "R", " R", "r"], 400)
     model, _ = build_copying(tokenizer, 1000, 0)
-    plain = build_relative(tokenizer, 1000, 0)
     cosine = torch.nn.functional.cosine_similarity
 
     @torch.no_grad()
@@ -106,12 +101,11 @@ def test_capitals_and_spaces_hardly_matter_but_single_letters_do() -> None:
     assert alike("Door", " door") > ALIKE - 0.15
     assert alike("R", " R") > ALIKE - 0.15
     assert alike("R", "r") < 0.6  # the shared part alone
-    assert plain.config.vocab_size == model.config.vocab_size
 
 
 def test_setting_states_apart_leaves_the_heads(tokenizer: Any) -> None:
     tokens = [tokenizer(f" {word}")["input_ids"][0] for word in WORDS]
-    states = [asked([word], WORDS[:4]) for word in WORDS[:64]]
+    states = [asked(word, WORDS[:4]) for word in WORDS[:64]]
     rows = [prompt_ids(tokenizer, policy_prompt(state, None, "text")) for state in states]
     model, heads = build_copying(tokenizer, 1000, 0)
     before = continuation(model, tokens, 20)
