@@ -189,6 +189,7 @@ FLAG_NAMES = frozenset(
         "step_groups",
         "swap_comments",
         "swap_from",
+        "table_coef",
         "target_kl",
         "task",
         "task_file",

@@ -373,6 +373,16 @@ def reports_success(outcomes: Iterable[tuple[str, bool | None]]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class ChoiceTarget:
+    """A distribution over the choices of a state that the policy is drawn towards."""
+
+    probabilities: tuple[float, ...]
+    """Of each choice (K), in the order of the observation."""
+    weight: float
+    """Of the divergence from it in the loss."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One training row of T tokens. Columns other than `tokens` hold 0 where the policy did not
     write the token, except `decisions`. A choice is one thing to learn, however many tokens its
@@ -408,6 +418,8 @@ class Sample:
     """
     only_distilled: bool = False
     """Whether the row has no part in any loss but that of distillation."""
+    target: ChoiceTarget | None = None
+    """What a choice is drawn towards, besides its advantage."""
 
     @property
     def start(self) -> int:

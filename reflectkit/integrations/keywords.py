@@ -59,6 +59,7 @@ class RlftSettings(TypedDict, total=False):
     entropy_coef: float
     entropy_schedule: Literal["constant", "linear"]
     novelty: float
+    table_coef: float
     kl_coef: float
     replay_size: int
     distill_comments: float

@@ -317,6 +317,12 @@ class AlgorithmConfig(Config):
         " random weights.",
         ge=0,
     )
+    table_coef: float = option(
+        0.0,
+        help="Weight of the divergence from the best choices by a table of what choices led to in"
+        " states that recur; 1 by default for random weights.",
+        ge=0,
+    )
     kl: float = option(
         0.0, name="kl_coef", help="Weight of the KL divergence from the starting policy.", ge=0
     )

@@ -290,6 +290,7 @@ def _learner(
         distill=distill.weight,
         divergence=distill.divergence,
         ema=distill.ema,
+        has_targets=config.algo.table_coef > 0,
         **critic_settings,
         **memory,
     )

@@ -36,6 +36,7 @@ STATE = "training_state.json"  # numbers, and the run's settings
 TENSORS = "training_state.safetensors"  # of the optimizers and the critic
 REPLAY = "replay.jsonl"
 NOVELTY = "novelty.json"
+TABLE = "state_table.json"
 MEMO = "reflector_memo.json"
 
 REFLECTOR_NUMBERS, REFLECTOR_TENSORS = "reflector_", "reflector."
@@ -97,6 +98,7 @@ def save(
             "".join(_json(to_json(trajectory)) + "\n" for trajectory in trainer.replay),
         )
         write_json(staging / NOVELTY, trainer.novelty.state())
+        write_text(staging / TABLE, _json(trainer.table.state()))
         write_text(
             staging / MEMO, _json(trainer.agent.reflector.memo if trainer.agent.reflector else {})
         )
@@ -156,6 +158,7 @@ def restore(checkpoint: Path, trainer: Trainer) -> None:
                 from_json(Trajectory, row, path=path, line=line) for line, row in read_jsonl(path)
             )
         trainer.novelty.load(read_json(checkpoint / NOVELTY))
+        trainer.table.load(read_json(checkpoint / TABLE))
         memo = read_json(checkpoint / MEMO)
         if trainer.agent.reflector is not None:
             trainer.agent.reflector.memo = {str(key): str(value) for key, value in memo.items()}

@@ -76,6 +76,8 @@ class LearnerSettings:
     distill: float = 0.0
     """Weight of the divergence from the teacher, which reads comments."""
     divergence: str = "forward"
+    has_targets: bool = False
+    """Whether rows have a `Sample.target`."""
     ema: float = 0.0
     """The share of itself that the teacher keeps in each update; 0: it is frozen."""
 
@@ -402,14 +404,20 @@ class PolicyLearner(Learner):
             loss_N = loss_N.where(counts_N, 0.0)
             figures["masked"] = (weight_N * ~counts_N).sum()
 
-        # 3. Their weighted mean, less the entropy bonus
+        # 3. What choices are drawn towards
+        if settings.has_targets:
+            distance_N = _target_distances(samples, scored)
+            loss_N = loss_N + distance_N
+            figures["table_divergence"] = (distance_N * weight_N).sum().detach()
+
+        # 4. Their weighted mean, less the entropy bonus
         policy_loss = (loss_N * weight_N).sum()
         mean_entropy = (scored.entropy_N * weight_N).sum()
         loss = policy_loss - self.entropy_rate * settings.entropy * mean_entropy
         figures["loss"] = policy_loss.detach()
         figures["entropy"] = mean_entropy.detach()
 
-        # 4. The divergence from the start: an expectation over the current policy, so without
+        # 5. The divergence from the start: an expectation over the current policy, so without
         #    replayed tokens
         if reference_N is not None:
             distance_N = losses.kl_estimate(
@@ -419,7 +427,7 @@ class PolicyLearner(Learner):
             loss = loss + settings.kl * distance
             figures["kl_to_start"] = distance.detach()
 
-        # 5. The critic's loss
+        # 6. The critic's loss
         if self.critic is not None:
             hidden_DH = scored.hidden_ND[starts]
             weight_D = torch.zeros(len(starts), device=device)
@@ -431,7 +439,7 @@ class PolicyLearner(Learner):
             loss = loss + critic_loss
             figures["value_loss"] = critic_loss.detach()
 
-        # 6. How far the policy is from its sampler
+        # 7. How far the policy is from its sampler
         fresh = [number for number, (row, _) in enumerate(places) if not samples[row].replayed]
         return loss, figures | self._sampler_figures(tokens, fresh)
 
@@ -535,6 +543,27 @@ def check_finite(figures: Mapping[str, float], samples: Sequence[Sample]) -> Non
     if not all(math.isfinite(value) for value in figures.values()):
         values = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
         raise DivergedError(f"the update diverged ({values})", samples)
+
+
+def _target_distances(samples: Sequence[Sample], scored: Scored) -> torch.Tensor:
+    """The weighted divergence of the policy from the target of each of N choices, in nats; 0 for
+    one without a target.
+    """
+    # 1. The targets' log-probabilities, padded to K, and their weights
+    width = scored.logprobs_NK.shape[1]
+    rows = []
+    weights = []
+    for number in scored.row_N:
+        target = samples[number].target
+        probabilities = target.probabilities if target is not None else ()
+        rows.append([*probabilities, *[0.0] * (width - len(probabilities))])
+        weights.append(target.weight if target is not None else 0.0)
+    device = scored.logprob_N.device
+    target_NK = on_device(rows, device).log()
+
+    # 2. KL(target, policy)
+    distance_N = losses.divergence(scored.logprobs_NK, target_NK, "forward")
+    return distance_N * on_device(weights, device)
 
 
 def _column(

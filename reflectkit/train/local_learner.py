@@ -349,6 +349,8 @@ class LocalLearner(PolicyLearner):
             names.append("kl_to_start")
         if self.settings.mask != "none":
             names.append("masked")
+        if self.settings.has_targets:
+            names.append("table_divergence")
         if self.teacher is not None:
             names.append("divergence")
         found: list[tuple[float, dict[str, torch.Tensor]]] = []

@@ -62,8 +62,7 @@ class Novelty:
         1.0
         """
         first = self.weight * min(1.0, steps / ENOUGH_UPDATES)
-        left = max(0.0, 1 - step / (FADES_OVER * steps))
-        return first * left**2
+        return first * exploration_left(step, steps)
 
     def added_to(
         self,
@@ -118,6 +117,16 @@ class Novelty:
             self.visits[decision] += 1
             bonuses.append(1 / math.sqrt(self.visits[decision]))
         return bonuses
+
+
+def exploration_left(step: int, steps: int) -> float:
+    """The share of a bonus that is left in update `step` (0 is the first) of `steps`: the square of
+    the time that is left for exploration.
+
+    >>> exploration_left(0, 60), exploration_left(15, 60), exploration_left(45, 60)
+    (1.0, 0.25, 0.0)
+    """
+    return max(0.0, 1 - step / (FADES_OVER * steps)) ** 2
 
 
 def key(observation: Observation, action: str) -> str:

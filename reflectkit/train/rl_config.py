@@ -68,6 +68,8 @@ deviation. Such an update can undo what was learned; it ends at a divergence tha
 """
 EXPLORING: dict[str, Any] = {"novelty": 3.0}
 """What random weights add, which know no better than to try everything."""
+REMEMBERING: dict[str, Any] = {"table_coef": 1.0}
+"""What they add where their loss is computed in this process."""
 WITHOUT_CRITIC: dict[str, Any] = {"algo": "grpo", "epochs": 4, "minibatch": 128}
 """What learns to choose from reward alone on a training service, which has no critic."""
 AFTER_SFT: dict[str, Any] = {"target_kl": 0.01}
@@ -123,7 +125,7 @@ def _defaults_without_sft(values: Mapping[str, Any]) -> dict[str, Any]:
     defaults = WITHOUT_CRITIC if on_service else WITHOUT_SFT
     has_adapter = str(values.get("lora_r", 0)) != "0"
     if is_random:
-        return defaults | EXPLORING
+        return defaults | EXPLORING | ({} if on_service else REMEMBERING)
     return defaults | ({"learning_rate": RATE_FROM_SCRATCH} if has_adapter else {})
 
 
@@ -615,7 +617,14 @@ class RLConfig(Config):
         if self.engine.remote:
             yield from self._contradictions_of_engine(writes=writes)
 
-        # 2. Calibration
+        # 2. A table of what choices led to
+        has_table = self.algo.table_coef > 0
+        for_choices = f"--table-coef is for choices, and env '{self.env.name}' is answered in words"
+        yield has_table and writes, f"{for_choices}; leave it out"
+        unrewarded = f"--table-coef needs rewards; leave it out, or --algo {self.algo.name}"
+        yield has_table and not self.algo.learns_from_reward, unrewarded
+
+        # 3. Calibration
         if self.calibrate:
             self.env.require_teacher("action")
             in_words = f"--calibrate is for choices, and env '{self.env.name}' is answered in words"
@@ -624,7 +633,7 @@ class RLConfig(Config):
             fix = "--validate-problems 100, or leave it out"
             yield not (self.validate_steps or self.held_out), f"{unmeasured}: {fix}"
 
-        # 3. Groups of episodes
+        # 4. Groups of episodes
         repeats = self.algo.repeats
         near = max(1, round(self.episodes / repeats)) * repeats
         uneven = f"--episodes {self.episodes} is not a multiple of the group size {repeats}"
@@ -741,6 +750,7 @@ class RLConfig(Config):
                 not self.lora.r and not trained_there,
                 "trains a LoRA adapter, not all weights; add --lora-r 16",
             ),
+            (algo.table_coef, "computes the loss itself; leave out --table-coef"),
             (self.processes > 1, "is asked by one process; leave out --processes"),
             (
                 self.policy.quantize not in ("", "none"),

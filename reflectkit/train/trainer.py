@@ -31,11 +31,12 @@ from reflectkit.train.advantages import Estimates
 from reflectkit.train.algorithms import AlgorithmConfig
 from reflectkit.train.curriculum import Curriculum, Level, draw, validation_episodes
 from reflectkit.train.learner import Learner
-from reflectkit.train.novelty import Novelty
+from reflectkit.train.novelty import Novelty, exploration_left
 from reflectkit.train.processes import Processes
 from reflectkit.train.reflector import ReflectorTrainer, by_return, share_true, visited
 from reflectkit.train.rl_config import DistillConfig, StalenessConfig
 from reflectkit.train.settings import OptimizerConfig
+from reflectkit.train.state_table import StateTable
 from reflectkit.types import NAMED, Decision, Sample, Status, Task, Trajectory, reports_success
 
 
@@ -133,6 +134,7 @@ class Trainer:
         self.processes = processes or Processes()
         self.replay = ReplayBuffer(config.algo.replay_size)
         self.novelty = Novelty(config.algo.novelty)
+        self.table = StateTable(config.algo.table_coef, config.algo.gamma)
         self.curriculum = Curriculum(len(config.levels), config.advance_at)
         self.step = 0
         self.playing = False
@@ -527,10 +529,15 @@ class Trainer:
 
         # 2. Advantages, over the whole batch
         estimates = self.config.algo.estimate(fresh, old, values or [])
-        weight = self.novelty.weight_at(self.step, self.config.planned_steps(self.step))
+        planned = self.config.planned_steps(self.step)
+        weight = self.novelty.weight_at(self.step, planned)
         estimates = self.novelty.added_to(estimates, fresh, weight)
 
-        # 3. The labels of all choices
+        # 3. What the table of states has learned
+        explores = exploration_left(self.step, planned) if self.novelty.weight else 0.0
+        self.table.learn(fresh, explores)
+
+        # 4. The labels of all choices
         trajectories = [*fresh, *old]
         labels_of: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
         for trajectory in trajectories:
@@ -539,7 +546,7 @@ class Trainer:
                 if choices and choices not in labels_of:
                     labels_of[choices] = self.agent.labels(choices)
 
-        # 4. Rows of the episodes that teach something, by reward or by a comment
+        # 5. Rows of the episodes that teach something, by reward or by a comment
         distill = self.config.distill
         solved = {trajectory.group for trajectory in fresh if trajectory.success}
         samples: list[Sample] = []
@@ -548,13 +555,16 @@ class Trainer:
             with_distillation = bool(distill.weight) and is_hard
             with_reward = trajectory.group not in (estimates.groups_to_skip or ())
             if with_distillation or with_reward:
+                is_fresh = number < len(fresh)
+                has_targets = is_fresh and with_reward and self.table.weight
                 samples += training_rows.rows(
                     [trajectory],
                     [estimates.advantages[number]],
                     [estimates.returns[number]],
                     labels_of,
                     [values[number]] if values is not None else None,
-                    replayed=number >= len(fresh),
+                    replayed=not is_fresh,
+                    targets=[self.table.targets(trajectory)] if has_targets else (),
                     with_distillation=with_distillation,
                     with_reward=with_reward,
                 )
@@ -665,7 +675,7 @@ OUR_FIGURES = frozenset({
     "groups_without_spread", "tokens", "tokens_per_second", "episodes_per_second", "rollout_seconds",
     "update_seconds", "learning_rate", "staleness", "staleness_max", "groups_ahead", "states_left_out",
     "states_without_spread", "comments_true", "sampled_comments_true", "divergence", "commented_decisions",
-    "comments_skipped", "masked", "requests_in_flight", "service_usd",
+    "comments_skipped", "masked", "table_divergence", "requests_in_flight", "service_usd",
 })  # fmt: skip
 """Names of our figures in a row."""
 PREFIXES = ("validation_", "reflector_", "env_")

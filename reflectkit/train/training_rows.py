@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from reflectkit.types import Comment, Decision, Sample, Status, Trajectory, Turn
+from reflectkit.types import ChoiceTarget, Comment, Decision, Sample, Status, Trajectory, Turn
 
 LabelsOf = Mapping[tuple[str, ...], tuple[tuple[int, ...], ...]]
 """The token ids of each choice's label, by the choices of an observation."""
@@ -34,6 +34,7 @@ def rows(
     values: Sequence[Sequence[float]] | None = None,
     replayed: bool = False,
     *,
+    targets: Sequence[Sequence[ChoiceTarget | None]] = (),
     with_distillation: bool = False,
     with_reward: bool = True,
 ) -> list[Sample]:
@@ -44,6 +45,7 @@ def rows(
     advantages, returns: of each decision, by trajectory.
     values: the critic's, of each decision; None without a critic.
     replayed: whether an earlier policy played the trajectories.
+    targets: what each decision is drawn towards, by trajectory; empty for nothing.
     with_distillation: whether comments that the policy did not read are distilled into it.
     with_reward: whether the advantages count. If not, only rows with such comments are returned.
     """
@@ -53,9 +55,12 @@ def rows(
         if trajectory.status is Status.ABORTED:
             continue
         episode_values = None if values is None else values[number]
-        samples += _episode_rows(
+        episode_rows = _episode_rows(
             trajectory, advantages[number], returns[number], episode_values, labels_of, replayed
         )
+        if targets:
+            episode_rows = _with_targets(episode_rows, trajectory, targets[number])
+        samples += episode_rows
 
     # 2. Without distillation, comments teach nothing
     if not with_distillation:
@@ -99,6 +104,22 @@ def _episode_rows(
         # 3. The new part of the prompt, and what was sampled
         current.write(turn.decision, *numbers)
     return [builder.sample(trajectory.group, replayed) for builder in builders]
+
+
+def _with_targets(
+    samples: Sequence[Sample],
+    trajectory: Trajectory,
+    targets: Sequence[ChoiceTarget | None],
+) -> list[Sample]:
+    """`samples` of `trajectory`, of which those that are choices have the targets of these."""
+    of_choices = []
+    for turn, target in zip(trajectory.turns, targets, strict=True):
+        if turn.observation.choices:
+            of_choices.append(target)
+    remaining = iter(of_choices)
+    return [
+        replace(sample, target=next(remaining)) if sample.choices else sample for sample in samples
+    ]
 
 
 def commented_row(sample: Sample, decision: int) -> Sample:
