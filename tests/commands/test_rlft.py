@@ -267,7 +267,7 @@ def test_a_continued_run_does_not_depend_on_where_it_was_stopped(corridor_folder
 
 
 def test_a_run_that_is_resumed_remembers_which_states_it_saw(corridor_folder: Path, tmp_path: Path) -> None:
-    settings = {"novelty": 1.0, "save_steps": 2, "keep_checkpoints": 9, "max_steps": 6}
+    settings = {"novelty": 1.0, "table_coef": 1.0, "save_steps": 2, "keep_checkpoints": 9, "max_steps": 6}
     whole = train(corridor_folder, tmp_path / "whole", **settings)
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
     killed = tmp_path / "killed" / whole.parent.name
@@ -278,7 +278,8 @@ def test_a_run_that_is_resumed_remembers_which_states_it_saw(corridor_folder: Pa
     assert same(whole, resumed)
     assert same_state(whole, resumed)
     assert visits(whole) > visits(killed / "checkpoint-2")
-    assert not same(whole, train(corridor_folder, tmp_path / "plain", **settings | {"novelty": 0.0}))
+    for name in ("novelty", "table_coef"):
+        assert not same(whole, train(corridor_folder, tmp_path / name, **settings | {name: 0.0}))
 
 
 def visits(checkpoint: Path) -> int:
@@ -287,8 +288,8 @@ def visits(checkpoint: Path) -> int:
 
 
 def same_state(one: Path, other: Path) -> bool:
-    """Whether two checkpoints hold the same optimizer, critic, replayed episodes and visits."""
-    names = ("training_state.safetensors", "replay.jsonl", "novelty.json")
+    """Whether two checkpoints hold the same optimizer, critic, replayed episodes, visits and table."""
+    names = ("training_state.safetensors", "replay.jsonl", "novelty.json", "state_table.json")
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
 
 

@@ -48,6 +48,7 @@ def test_choices_are_learnt_without_sft_by_ppo_unless_told_otherwise(
 ) -> None:
     config = RLConfig.from_flat(**{"env": "taxi"} | given)
     assert (config.algo.name, config.algo.epochs, config.algo.novelty) == (algo, epochs, novelty)
+    assert config.algo.table_coef == (algo == "ppo" and given["model"] != "somewhere")
     if algo == "ppo":
         assert (config.algo.minibatch, config.algo.settings.gae_lambda) == (128, 0.95)
 

@@ -268,6 +268,7 @@ def test_weights_that_are_not_the_saved_ones_are_refused(
     ("settings", "reason"),
     [
         ({"algo": "ppo"}, "critic"),
+        ({"table_coef": 1.0}, "--table-coef"),
         ({"lora_r": 0}, "--lora-r"),
         ({"quantize": "8bit"}, "--quantize"),
         ({"processes": 2}, "--processes"),
@@ -292,6 +293,7 @@ def test_without_sft_it_learns_by_groups_instead_of_a_critic() -> None:
     there = rlft.RLConfig.from_flat(**given, engine="tinker:http://localhost:1")
     assert there.algo.name == "grpo"
     assert there.algo.novelty == 3.0
+    assert there.algo.table_coef == 0.0
     assert "--algo grpo" in there.notes[0]
 
 
