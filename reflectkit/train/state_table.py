@@ -41,6 +41,10 @@ PRIOR_RATE = 0.5
 """How far the critic's value of a state moves at each visit to the latest one."""
 SCALE_RATE = 0.2
 """How far the standard deviation of returns moves in an update to the update's."""
+DISCOUNT = 0.99
+"""Of what follows, besides --gamma: of two ways to the same end the shorter is better. Without it,
+all choices that lose nothing are equal, and greedy play may go round in circles.
+"""
 SWEEPS = 3
 """How often an update backs up the values of its episodes."""
 MOST_STATES = 100_000
@@ -97,7 +101,7 @@ class StateTable:
 
     def __init__(self, weight: float, gamma: float = 1.0) -> None:
         self.weight = weight
-        self.gamma = gamma
+        self.gamma = gamma * DISCOUNT
         self.states: dict[str, State] = {}
         """States at any step, by their `key`, and at one step, by `key` and step."""
         self.scale = 0.0

@@ -81,10 +81,10 @@ def test_a_choice_is_worth_what_it_led_to_and_the_best_that_followed() -> None:
     cellar_then = (1.0 + 5 * cellar) / 6
 
     # 2. The hall: one visit of left, two of right
-    left, right = 0.25 / 2, 2 * (cellar - 0.125) / 3
+    left, right = 0.25 / 2, 2 * (0.99 * cellar - 0.125) / 3
     left_then = (0.25 + 5 * left) / 6
-    right_then = (2 * (cellar_then - 0.125) + 5 * right) / 7
-    returns = [0.25, 0.875, 1.0, -0.125, 0.0]
+    right_then = (2 * (0.99 * cellar_then - 0.125) + 5 * right) / 7
+    returns = [0.25, 0.99 - 0.125, 1.0, -0.125, 0.0]
     assert log_odds(found) == pytest.approx((left_then - right_then) / (0.05 * pstdev(returns)))
 
     # 3. Three visits of two choices
@@ -174,6 +174,15 @@ def test_a_discount_counts_what_follows_less() -> None:
         assert (log_odds(target(table, "hall")) > 0) == prefers_left
 
 
+def test_of_two_ways_to_the_same_end_the_shorter_is_better() -> None:
+    """In a game without costs, greedy play went round in circles."""
+    end = ("end", "right", 1.0)
+    round_about = [episode(("start", "left", 0.0), ("yard", "left", 0.0), ("start", "right", 0.0), end)] * 50
+    straight = [episode(("start", "right", 0.0), end)] * 50
+    nothing = [episode(("end", "left", 0.0))] * 50
+    assert log_odds(target(learned([*round_about, *straight, *nothing]), "start")) < -0.5
+
+
 def test_a_full_table_takes_the_critics_value_of_a_new_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_table, "MOST_STATES", 2)
     fresh = [
@@ -184,10 +193,8 @@ def test_a_full_table_takes_the_critics_value_of_a_new_state(monkeypatch: pytest
     # The hall, and the hall at the first step
     assert len(table.states) == 2
     assert table.targets(fresh[0])[1] is None
-    assert [outcomes.reward for outcomes in table.states[state_table.key(observation("hall"))].outcomes.values()] == [
-        0.75,
-        0.0,
-    ]
+    hall = table.states[state_table.key(observation("hall"))]
+    assert [outcomes.reward for outcomes in hall.outcomes.values()] == [0.99 * 0.75, 0.0]
 
 
 def test_it_goes_on_from_a_checkpoint_as_if_it_had_not_stopped() -> None:
