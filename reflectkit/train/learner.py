@@ -76,10 +76,10 @@ class LearnerSettings:
     distill: float = 0.0
     """Weight of the divergence from the teacher, which reads comments."""
     divergence: str = "forward"
-    has_targets: bool = False
-    """Whether rows have a `Sample.target`."""
     ema: float = 0.0
     """The share of itself that the teacher keeps in each update; 0: it is frozen."""
+    has_targets: bool = False
+    """Whether rows have a `Sample.target`."""
 
     # An update
     epochs: int = 1

@@ -129,9 +129,11 @@ def exploration_left(step: int, steps: int) -> float:
     return max(0.0, 1 - step / (FADES_OVER * steps)) ** 2
 
 
-def key(observation: Observation, action: str) -> str:
-    """A digest of what the policy sees of a state and of what it does there, in 16 hexadecimal
-    digits.
+def key(observation: Observation, action: str | None = None) -> str:
+    """A digest of what the policy sees of a state, and of what it does there if that is given, in
+    16 hexadecimal digits. The order of the choices does not count.
     """
-    counts = "\0".join([observation.text, *sorted(observation.choices), "", action])
-    return hashlib.sha256(counts.encode("utf-8", "replace")).hexdigest()[:16]
+    counts = [observation.text, *sorted(observation.choices)]
+    if action is not None:
+        counts += ["", action]
+    return hashlib.sha256("\0".join(counts).encode("utf-8", "replace")).hexdigest()[:16]

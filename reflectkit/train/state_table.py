@@ -2,7 +2,7 @@
 
 A policy gradient learns from what was just sampled. A choice that has become unlikely is hardly
 sampled again, even where it would pay now, and what a rare episode found is soon lost. A table
-forgets nothing. It counts rewards and following states of each choice, and value iteration on these
+forgets nothing. It counts rewards and following states of each choice. Value iteration on these
 counts says what is best, with a bonus for what was rarely tried (MBIE-EB, Strehl and Littman 2008).
 The policy is drawn towards the softmax of these values. A state that is met for the first time has
 hardly any weight, so where no text recurs, nothing changes.
@@ -14,13 +14,13 @@ any step, as these begin at the critic's value.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from reflectkit.train.advantages import SPREAD, deviation, returns_to_go
+from reflectkit.train.novelty import key
 from reflectkit.types import ChoiceTarget, Observation, Trajectory
 
 TEMPERATURE = 0.05
@@ -92,6 +92,10 @@ class Visit:
     outcomes_then: Outcomes
 
 
+StateNames = list[tuple[str, str]]
+"""The names of the states of an episode: at any step, and at the step at which it was met."""
+
+
 class StateTable:
     """What choices led to, by states.
 
@@ -125,9 +129,12 @@ class StateTable:
         self.bonus = FIRST_BONUS * explores * self._unit
 
         # 2. States, and what choices led to
-        for trajectory, row in zip(fresh, returns, strict=True):
-            self._meet(trajectory, row)
-        visits = [self._count(trajectory) for trajectory in fresh]
+        paths = [_path(trajectory) for trajectory in fresh]
+        for trajectory, path, row in zip(fresh, paths, returns, strict=True):
+            self._meet(trajectory, path, row)
+        visits = []
+        for trajectory, path in zip(fresh, paths, strict=True):
+            visits.append(self._count(trajectory, path))
 
         # 3. Values, from the end of each episode to its start
         for _ in range(SWEEPS):
@@ -139,7 +146,8 @@ class StateTable:
         """The table's policy for each decision of `trajectory`; None for states that it does not
         have.
         """
-        return [self._target(turn.observation, step) for step, turn in enumerate(trajectory.turns)]
+        pairs = zip(trajectory.turns, _path(trajectory), strict=True)
+        return [self._target(turn.observation, names) for turn, names in pairs]
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds, as JSON values."""
@@ -179,31 +187,30 @@ class StateTable:
         rate = SCALE_RATE if self.scale else 1.0
         self.scale = (1 - rate) * self.scale + rate * deviation(returns)
 
-    def _meet(self, trajectory: Trajectory, returns: Sequence[float]) -> None:
+    def _meet(self, trajectory: Trajectory, path: StateNames, returns: Sequence[float]) -> None:
         """Have the states of `trajectory`, unless the table is full."""
-        for step, (turn, return_to_go) in enumerate(zip(trajectory.turns, returns, strict=True)):
+        for turn, names, return_to_go in zip(trajectory.turns, path, returns, strict=True):
             value = turn.decision.value
             prior = return_to_go if value is None else value
             choice_count = len(turn.observation.choices)
-            for name in _names(turn.observation, step):
+            for name in names:
                 if name in self.states:
                     state = self.states[name]
                     state.prior = (1 - PRIOR_RATE) * state.prior + PRIOR_RATE * prior
                 elif choice_count and len(self.states) < MOST_STATES:
                     self.states[name] = State(choice_count, prior)
 
-    def _count(self, trajectory: Trajectory) -> list[Visit]:
+    def _count(self, trajectory: Trajectory, path: StateNames) -> list[Visit]:
         """Count the transitions of `trajectory`. Returns its decisions, without those in states
         that the table does not have.
         """
         visits = []
         turns = trajectory.turns
-        for step, turn in enumerate(turns):
-            names = _names(turn.observation, step)
+        for step, (turn, names) in enumerate(zip(turns, path, strict=True)):
             if any(name not in self.states for name in names):
                 continue
             after = turns[step + 1] if step + 1 < len(turns) else None
-            names_after = _names(after.observation, step + 1) if after else (None, None)
+            names_after = path[step + 1] if after else (None, None)
             place = sorted(turn.observation.choices).index(turn.action_text)
 
             # At any step, and at this one
@@ -258,9 +265,9 @@ class StateTable:
             values.append(value + self.bonus / math.sqrt(visits + 1))
         return values
 
-    def _target(self, observation: Observation, step: int) -> ChoiceTarget | None:
-        """The table's policy in a state at a step; None if it does not have the state."""
-        name, name_then = _names(observation, step)
+    def _target(self, observation: Observation, names: tuple[str, str]) -> ChoiceTarget | None:
+        """The table's policy in a state at a step, by its names; None if it does not have it."""
+        name, name_then = names
         if name not in self.states or name_then not in self.states:
             return None
         # 1. The softmax, by place
@@ -278,15 +285,10 @@ class StateTable:
         return ChoiceTarget(probabilities, self.weight * share)
 
 
-def key(observation: Observation) -> str:
-    """A digest of what the policy sees of a state, in 16 hexadecimal digits. The order of its
-    choices does not count.
-    """
-    seen = "\0".join([observation.text, *sorted(observation.choices)])
-    return hashlib.sha256(seen.encode("utf-8", "replace")).hexdigest()[:16]
-
-
-def _names(observation: Observation, step: int) -> tuple[str, str]:
-    """The names of a state at any step, and at `step` (0 is the first)."""
-    name = key(observation)
-    return name, f"{name} {step}"
+def _path(trajectory: Trajectory) -> StateNames:
+    """The names of the states of `trajectory`."""
+    path = []
+    for step, turn in enumerate(trajectory.turns):
+        name = key(turn.observation)
+        path.append((name, f"{name} {step}"))
+    return path

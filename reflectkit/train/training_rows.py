@@ -55,12 +55,15 @@ def rows(
         if trajectory.status is Status.ABORTED:
             continue
         episode_values = None if values is None else values[number]
-        episode_rows = _episode_rows(
-            trajectory, advantages[number], returns[number], episode_values, labels_of, replayed
+        samples += _episode_rows(
+            trajectory,
+            advantages[number],
+            returns[number],
+            episode_values,
+            labels_of,
+            targets[number] if targets else None,
+            replayed,
         )
-        if targets:
-            episode_rows = _with_targets(episode_rows, trajectory, targets[number])
-        samples += episode_rows
 
     # 2. Without distillation, comments teach nothing
     if not with_distillation:
@@ -78,9 +81,10 @@ def _episode_rows(
     returns: Sequence[float],
     values: Sequence[float] | None,
     labels_of: LabelsOf,
+    targets: Sequence[ChoiceTarget | None] | None,
     replayed: bool,
 ) -> list[Sample]:
-    """The rows of one episode. advantages, returns, values: of each of its decisions."""
+    """The rows of one episode. advantages, returns, values, targets: of each of its decisions."""
     builders: list[RowBuilder] = []
     current: RowBuilder | None = None
     for step, turn in enumerate(trajectory.turns):
@@ -98,28 +102,13 @@ def _episode_rows(
         # 2. A choice starts a row, and so does a text whose prompt was rebuilt
         choices = turn.observation.choices
         if current is None or choices or not current.is_extended_by(turn):
-            current = RowBuilder(labels_of[choices] if choices else ())
+            target = targets[step] if targets is not None else None
+            current = RowBuilder(labels_of[choices] if choices else (), target)
             builders.append(current)
 
         # 3. The new part of the prompt, and what was sampled
         current.write(turn.decision, *numbers)
     return [builder.sample(trajectory.group, replayed) for builder in builders]
-
-
-def _with_targets(
-    samples: Sequence[Sample],
-    trajectory: Trajectory,
-    targets: Sequence[ChoiceTarget | None],
-) -> list[Sample]:
-    """`samples` of `trajectory`, of which those that are choices have the targets of these."""
-    of_choices = []
-    for turn, target in zip(trajectory.turns, targets, strict=True):
-        if turn.observation.choices:
-            of_choices.append(target)
-    remaining = iter(of_choices)
-    return [
-        replace(sample, target=next(remaining)) if sample.choices else sample for sample in samples
-    ]
 
 
 def commented_row(sample: Sample, decision: int) -> Sample:
@@ -154,10 +143,17 @@ def commented_row(sample: Sample, decision: int) -> Sample:
 
 
 class RowBuilder:
-    """A row under construction. choices: the labels, if the row ends with one of them."""
+    """A row under construction. choices: the labels, if the row ends with one of them. target: what
+    that choice is drawn towards.
+    """
 
-    def __init__(self, choices: tuple[tuple[int, ...], ...]) -> None:
+    def __init__(
+        self,
+        choices: tuple[tuple[int, ...], ...],
+        target: ChoiceTarget | None = None,
+    ) -> None:
         self.choices = choices
+        self.target = target
         self.tokens: list[int] = []
         self.mask: list[int] = []
         self.decisions: list[int] = []
@@ -224,4 +220,5 @@ class RowBuilder:
             group_id=group,
             replayed=replayed,
             commented=tuple(self.commented) if has_comments else (),
+            target=self.target,
         )

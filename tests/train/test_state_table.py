@@ -15,6 +15,7 @@ from reflectkit.errors import ConfigError
 from reflectkit.train import state_table
 from reflectkit.train.learner import _target_distances
 from reflectkit.train.microbatch import Scored
+from reflectkit.train.novelty import key
 from reflectkit.train.rl_config import RLConfig
 from reflectkit.train.state_table import StateTable
 from reflectkit.types import (
@@ -193,7 +194,7 @@ def test_a_full_table_takes_the_critics_value_of_a_new_state(monkeypatch: pytest
     # The hall, and the hall at the first step
     assert len(table.states) == 2
     assert table.targets(fresh[0])[1] is None
-    hall = table.states[state_table.key(observation("hall"))]
+    hall = table.states[key(observation("hall"))]
     assert [outcomes.reward for outcomes in hall.outcomes.values()] == [0.99 * 0.75, 0.0]
 
 
