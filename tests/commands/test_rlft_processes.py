@@ -25,7 +25,7 @@ from tests.rlft_runs import command, same, weights
 from tests.train import sharded
 
 TWO = ["--algo", "ppo", "--distill-comments", "1", "--replay-size", "5", "--max-steps", "2", "--episodes", "8",
-       "--learning-rate", "1e-3", "--minibatch", "40", "--target-kl", "0"]  # fmt: skip
+       "--learning-rate", "1e-3", "--minibatch", "40", "--target-kl", "0", "--table-coef", "1"]  # fmt: skip
 
 
 def test_two_processes_play_and_learn_what_one_does(corridor_folder: Path, tmp_path: Path) -> None:
@@ -49,6 +49,11 @@ def test_two_processes_play_and_learn_what_one_does(corridor_folder: Path, tmp_p
     assert memos[0] == memos[1]
     assert len(memos[0]) > 2
     assert episodes_in(found[0]) == episodes_in(found[1])
+    outcomes = [outcomes_in(run) for run in found]
+    assert outcomes[0] == outcomes[1]
+    assert len(outcomes[0]) > 2
+    assert [row["table_divergence"] for row in one] == pytest.approx([row["table_divergence"] for row in two], abs=1e-5)
+    assert all(row["table_divergence"] > 0 for row in one)
     first, second, begun = (
         weights(folder) for folder in (found[0] / "checkpoint-2", found[1] / "checkpoint-2", corridor_folder / "policy")
     )
@@ -92,6 +97,15 @@ def episodes_in(run: Path) -> list[Any]:
     """The replayed episodes' problems, seeds and actions."""
     rows = [row for _, row in read_jsonl(run / "checkpoint-2/replay.jsonl")]
     return [(row["task"]["id"], row["seed"], [turn["decision"]["action"] for turn in row["turns"]]) for row in rows]
+
+
+def outcomes_in(run: Path) -> dict[str, Any]:
+    """How often each choice was taken in a state of the table, its rewards, and the states that followed."""
+    states = read_json(run / "checkpoint-2/state_table.json")["states"]
+    return {
+        name: {place: outcome[:3] for place, outcome in outcomes.items()}
+        for name, (_, _, outcomes, _) in states.items()
+    }
 
 
 FAULTY = """

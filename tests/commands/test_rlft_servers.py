@@ -83,13 +83,14 @@ def test_play_goes_on_while_the_policy_learns(corridor_folder: Path, server: Inf
     server.faults = [None, 500, None, "drop", None, "kill"]
     settings: dict[str, Any] = {
         "max_staleness": 2, "max_steps": 4, "algo": "grpo", "group_size": 2, "name": "ahead",
-        "episode_timeout_s": 60.0, "save_steps": 1,
+        "episode_timeout_s": 60.0, "save_steps": 1, "table_coef": 1.0,
     }  # fmt: skip
     for _ in range(2):
         rows = trained(corridor_folder, tmp_path, f"vllm:{server.url}", **settings)
         assert [row["episodes"] for row in rows] == [8, 16, 24, 32]
         assert all(0 <= row["staleness"] <= row["staleness_max"] <= 2 for row in rows)
         assert [row["aborted"] for row in rows] == [0] * 4
+        assert all(row["table_divergence"] > 0 for row in rows)
         shutil.rmtree(tmp_path / "ahead" / "checkpoint-4")
         (tmp_path / "ahead" / "report.json").unlink()
     assert server.kills == 1
