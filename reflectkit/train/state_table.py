@@ -23,9 +23,10 @@ from reflectkit.train.advantages import SPREAD, deviation, returns_to_go
 from reflectkit.train.novelty import key
 from reflectkit.types import ChoiceTarget, Observation, Trajectory
 
-TEMPERATURE = 0.05
-"""Of the softmax, in standard deviations of the returns. A pull towards a softmax is bounded. One
-towards ever better choices, in proportion to the policy, was not: it settled on the table's errors.
+TEMPERATURE = 0.01
+"""Of the softmax, in standard deviations of the returns: small, since choices that cost little at
+each of many steps cost a game. A pull towards a softmax is bounded. One towards ever better choices,
+in proportion to the policy, was not: it settled on the table's errors.
 """
 PRIOR_VISITS = 1.0
 """How many visits of a choice the critic's value of its state counts as."""
