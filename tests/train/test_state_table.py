@@ -64,7 +64,7 @@ def target(table: StateTable, text: str, step: int = 0) -> ChoiceTarget:
 def log_odds(found: ChoiceTarget) -> float:
     """Of left to right."""
     left, right = found.probabilities
-    return math.log(left / right)
+    return math.log(left) - math.log(right) if left else -math.inf
 
 
 def test_a_choice_is_worth_what_it_led_to_and_the_best_that_followed() -> None:
@@ -86,7 +86,7 @@ def test_a_choice_is_worth_what_it_led_to_and_the_best_that_followed() -> None:
     left_then = (0.25 + 5 * left) / 6
     right_then = (2 * (0.99 * cellar_then - 0.125) + 5 * right) / 7
     returns = [0.25, 0.99 - 0.125, 1.0, -0.125, 0.0]
-    assert log_odds(found) == pytest.approx((left_then - right_then) / (0.05 * pstdev(returns)))
+    assert log_odds(found) == pytest.approx((left_then - right_then) / (0.01 * pstdev(returns)))
 
     # 3. Three visits of two choices
     assert found.weight == pytest.approx(3 / (3 + 8 * 2))
@@ -110,7 +110,7 @@ def test_what_was_not_tried_is_tried_while_it_explores() -> None:
         bonus = explores * unit
         difference = left + bonus / math.sqrt(3) - (0.5 + bonus)
         found = target(learned(fresh, explores=explores), "hall")
-        assert log_odds(found) == pytest.approx(difference / (0.05 * unit))
+        assert log_odds(found) == pytest.approx(difference / (0.01 * unit))
 
 
 def test_one_text_has_other_values_at_other_steps() -> None:
