@@ -23,10 +23,18 @@ from reflectkit.train.advantages import SPREAD, deviation, returns_to_go
 from reflectkit.train.novelty import key
 from reflectkit.types import ChoiceTarget, Observation, Trajectory
 
-TEMPERATURE = 0.01
-"""Of the softmax, in standard deviations of the returns: small, since choices that cost little at
-each of many steps cost a game. A pull towards a softmax is bounded. One towards ever better choices,
-in proportion to the policy, was not: it settled on the table's errors.
+TEMPERATURE = 0.05
+"""Of the softmax in a state that was hardly met, in standard deviations of the returns. A pull
+towards a softmax is bounded. One towards ever better choices, in proportion to the policy, was not:
+it settled on the table's errors.
+"""
+LEAST_TEMPERATURE = 0.005
+"""In a state that was met very often: where choices that cost little are left, they add up over a
+long game.
+"""
+COOLING_VISITS = 25.0
+"""How many visits of each choice halve the variance of the softmax: errors of means shrink as the
+root of the visits, and so does the temperature.
 """
 PRIOR_VISITS = 1.0
 """How many visits of a choice the critic's value of its state counts as."""
@@ -271,18 +279,23 @@ class StateTable:
         name, name_then = names
         if name not in self.states or name_then not in self.states:
             return None
-        # 1. The softmax, by place
+        # 1. The temperature, and the weight, by the visits
         state = self.states[name]
+        visits = sum(outcomes.visits for outcomes in state.outcomes.values())
+        cooling = COOLING_VISITS * state.choice_count
+        temperature = TEMPERATURE * math.sqrt(cooling / (cooling + visits))
+        temperature = max(temperature, LEAST_TEMPERATURE) * self._unit
+        share = visits / (visits + VISITS * state.choice_count)
+
+        # 2. The softmax, by place
         values = self._values(state, self.states[name_then])
         best = max(values)
-        exponentials = [math.exp((value - best) / (TEMPERATURE * self._unit)) for value in values]
+        exponentials = [math.exp((value - best) / temperature) for value in values]
         total = sum(exponentials)
 
-        # 2. In the order of the state's choices
+        # 3. In the order of the state's choices
         places = {choice: place for place, choice in enumerate(sorted(observation.choices))}
         probabilities = tuple(exponentials[places[each]] / total for each in observation.choices)
-        visits = sum(outcomes.visits for outcomes in state.outcomes.values())
-        share = visits / (visits + VISITS * state.choice_count)
         return ChoiceTarget(probabilities, self.weight * share)
 
 
