@@ -64,7 +64,7 @@ def target(table: StateTable, text: str, step: int = 0) -> ChoiceTarget:
 def log_odds(found: ChoiceTarget) -> float:
     """Of left to right."""
     left, right = found.probabilities
-    return math.log(left) - math.log(right) if left else -math.inf
+    return math.log(left / right)
 
 
 def test_a_choice_is_worth_what_it_led_to_and_the_best_that_followed() -> None:
@@ -86,9 +86,10 @@ def test_a_choice_is_worth_what_it_led_to_and_the_best_that_followed() -> None:
     left_then = (0.25 + 5 * left) / 6
     right_then = (2 * (0.99 * cellar_then - 0.125) + 5 * right) / 7
     returns = [0.25, 0.99 - 0.125, 1.0, -0.125, 0.0]
-    assert log_odds(found) == pytest.approx((left_then - right_then) / (0.01 * pstdev(returns)))
+    temperature = 0.05 * math.sqrt(50 / 53) * pstdev(returns)  # three visits of two choices
+    assert log_odds(found) == pytest.approx((left_then - right_then) / temperature)
 
-    # 3. Three visits of two choices
+    # 3. The weight
     assert found.weight == pytest.approx(3 / (3 + 8 * 2))
 
 
@@ -110,7 +111,22 @@ def test_what_was_not_tried_is_tried_while_it_explores() -> None:
         bonus = explores * unit
         difference = left + bonus / math.sqrt(3) - (0.5 + bonus)
         found = target(learned(fresh, explores=explores), "hall")
-        assert log_odds(found) == pytest.approx(difference / (0.01 * unit))
+        temperature = 0.05 * math.sqrt(50 / 52) * unit
+        assert log_odds(found) == pytest.approx(difference / temperature)
+
+
+@pytest.mark.parametrize(("times", "share"), [(75, 0.5), (5000, 0.1)])
+def test_a_state_that_is_met_more_often_has_a_sharper_policy(times: int, share: float) -> None:
+    """Rewards of 0.51 and 0.5, and a large one elsewhere that sets the scale; share: of the first temperature."""
+    fresh = [episode(("hall", "left", 0.51), value=0.5), episode(("hall", "right", 0.5), value=0.5)] * times
+    fresh += [episode(("yard", "left", 1.0)), episode(("yard", "left", 0.0))] * times
+    table = learned(fresh)
+    unit = pstdev([0.51, 0.5, 1.0, 0.0])
+    assert table.scale == pytest.approx(unit)
+    # Left has the prior of 0.5 once, then what it is worth at any step five times
+    left = (times * 0.51 + 0.5) / (times + 1)
+    left_then = (times * 0.51 + 5 * left) / (times + 5)
+    assert log_odds(target(table, "hall")) == pytest.approx((left_then - 0.5) / (share * 0.05 * unit), rel=1e-4)
 
 
 def test_one_text_has_other_values_at_other_steps() -> None:
