@@ -33,8 +33,8 @@ LEAST_TEMPERATURE = 0.005
 long game.
 """
 COOLING_VISITS = 25.0
-"""How many visits of each choice halve the variance of the softmax: errors of means shrink as the
-root of the visits, and so does the temperature.
+"""After how many visits of each choice the square of the temperature has halved. The error of a mean
+shrinks as the root of the visits, and so does the temperature.
 """
 PRIOR_VISITS = 1.0
 """How many visits of a choice the critic's value of its state counts as."""
